@@ -151,7 +151,7 @@ def test_tiles_and_layers_on_several_devices_change_only_rounding(network, cache
     reference, name = network
     protein = PROTEINS[-1]
     monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 4 * 7 * len(protein))
-    assert len(tiles.of(0, slice(0, len(protein) + 2), "cpu")) > 10
+    assert len(tiles.cut(0, slice(0, len(protein) + 2), "cpu")) > 10
     (row,) = computed(name, cache, [protein.encode()])
     np.testing.assert_allclose(row["contact_map"], theirs(reference, protein), rtol=0, atol=1e-5)
     settled, _, found = ready(name, cache)

@@ -333,7 +333,7 @@ def test_ankh_3_has_a_prefix_for_features_unless_another_is_chosen(tmp_path):
     letters = [T5_PIECES.index(f"▁{letter}") for letter in "MKVX"]
     nlu = len(T5_PIECES)
     for prefix, first in (("", nlu), ("[NLU]", nlu), ("[S2S]", nlu + 1)):
-        words = vocabulary.of(folder, "t5", prefix)
+        words = vocabulary.load(folder, "t5", prefix)
         assert words.tokens(b"MKVU").tolist() == [first, *letters, 1]
     chosen = re.escape("[NLU], [S2S]")
     for wrong in ("[X]", "M"):

@@ -184,5 +184,5 @@ def test_an_element_is_on_the_strand_that_the_prefix_says(folders):
 
 
 def test_glm2_s_tokens_are_known_where_its_folder_has_none(folders):
-    words = vocabulary.of(folders["glm2"], "gLM2")
+    words = vocabulary.load(folders["glm2"], "gLM2")
     assert (words.first, words.last, words.size, words.pad) == ((33,), (), 37 - 3, 1)

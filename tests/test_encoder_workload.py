@@ -137,7 +137,7 @@ def test_tokens_are_those_of_the_models_own_tokenizer(folders, name):
 
 
 def test_the_nucleotide_transformers_tokens_are_those_of_its_readme(folders):
-    words = vocabulary.of(folders("nucleotide_transformer"), "esm")
+    words = vocabulary.load(folders("nucleotide_transformer"), "esm")
     found = [NT_TOKENS[id] for id in words.tokens(b"ACGTGTACNTGCACGGANCGACTAGTCTGA")]
     assert found == [
         "<cls>",
@@ -698,26 +698,26 @@ def test_special_tokens_are_read_without_the_library_and_held_against_it(copy):
     folder = copy("modernbert")
     path = folder / "tokenizer.json"
     told = json.loads(path.read_text())
-    assert vocabulary.of(folder, "modernbert").first == (1,)
+    assert vocabulary.load(folder, "modernbert").first == (1,)
     for processor, first, last in [
         ({"type": "Sequence", "processors": [told["post_processor"]]}, (1,), (2,)),
         ({"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]}, (1,), (2,)),
         (None, (), ()),
     ]:
         path.write_text(json.dumps(told | {"post_processor": processor}))
-        vocabulary.of.cache_clear()
-        words = vocabulary.of(folder, "modernbert")
+        vocabulary.load.cache_clear()
+        words = vocabulary.load(folder, "modernbert")
         assert (words.first, words.last) == (first, last)
         assert len(words.tokens(b"ACGTACGT")) > len(first + last)
     unknown = told["post_processor"] | {"type": "Unknown"}
     path.write_text(json.dumps(told | {"post_processor": unknown}))
-    vocabulary.of.cache_clear()
+    vocabulary.load.cache_clear()
     with pytest.raises(UserError, match="in an unsupported way"):
-        vocabulary.of(folder, "modernbert").tokens(b"ACGT")
+        vocabulary.load(folder, "modernbert").tokens(b"ACGT")
     path.write_text(json.dumps({"model": {"vocab": 3}}))
-    vocabulary.of.cache_clear()
+    vocabulary.load.cache_clear()
     with pytest.raises(UserError, match="not what the library tokenizers writes"):
-        vocabulary.of(folder, "modernbert")
+        vocabulary.load(folder, "modernbert")
 
 
 def test_a_plan_needs_neither_torch_nor_the_libraries_of_the_model(folders):
@@ -726,7 +726,7 @@ def test_a_plan_needs_neither_torch_nor_the_libraries_of_the_model(folders):
         "import sys; from pathlib import Path\n"
         "from featuremill.workloads.encoder import architectures, vocabulary\n"
         "folder = Path(sys.argv[1])\n"
-        "architectures.facts_of(folder), vocabulary.of(folder, 'modernbert')\n"
+        "architectures.facts_of(folder), vocabulary.load(folder, 'modernbert')\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

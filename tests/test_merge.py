@@ -387,7 +387,7 @@ def test_a_key_of_the_config_goes_into_manifest_json_when_that_has_a_field_for_i
     monkeypatch.setattr(provenance, "Delivery", WiderDelivery)
     told = carried(config)
     assert told == {"project": "ours"}
-    merge(run, ["npy"], 0, told=told)
+    merge(run, ["npy"], 0, extra_fields=told)
     assert json.loads((run.root / "manifest.json").read_text())["project"] == "ours"
 
 

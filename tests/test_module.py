@@ -21,6 +21,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from hatchling.build import build_sdist, build_wheel
+from hatchling.builders.sdist import SdistBuilder
 from programs import Desk, jobs_listed
 from test_gpu_workflow import check_spans, finish_held
 
@@ -333,6 +334,12 @@ def test_the_wheel_holds_the_package_and_the_workflow(wheel):
     package = {name.removeprefix("featuremill/") for name in names if name.endswith(".py")}
     modules = {path.relative_to(ROOT / "src/featuremill").as_posix() for path in PACKAGE_FILES}
     assert modules <= package
+
+
+def test_the_sdist_has_every_module():
+    files = SdistBuilder(str(ROOT)).recurse_included_files()
+    names = {file.relative_path for file in files}
+    assert {path.relative_to(ROOT).as_posix() for path in PACKAGE_FILES} <= names
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_it_is_tort_s_index_of_amplitudes_rolled_by_the_offsets(
     offsets = drawn.integers(1, num_samples, permutations)
     given = torch.from_numpy(phase), torch.from_numpy(amplitude), offsets
     devices = [torch.device("cpu")] * num_devices
-    mi, z, p = coupling.coupling(*given, devices).told()
+    mi, z, p = coupling.coupling(*given, devices).results()
     for row in range(num_bands[0]):
         for column in range(num_bands[1]):
             one = phase[row], amplitude[column]
@@ -126,7 +126,7 @@ def test_a_surrogate_that_equals_the_index_exceeds_it():
     """Of an amplitude that never changes all indices are the same: nothing speaks for coupling."""
     phase = np.random.default_rng(3).uniform(-np.pi, np.pi, (1, 512))
     told = torch.from_numpy(phase), torch.ones(1, 512, dtype=torch.float64), np.arange(1, 21)
-    _, _, p = coupling.coupling(*told, [torch.device("cpu")]).told()
+    _, _, p = coupling.coupling(*told, [torch.device("cpu")]).results()
     assert p[0, 0] == 1
 
 

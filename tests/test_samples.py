@@ -254,8 +254,8 @@ def test_records_of_a_shared_file_come_again_as_they_were(tmp_path):
     ]
     with (tmp_path / "kept").open("w+b") as kept:
         once = reading._Once(iter(given), ["a.fa"], kept)
-        assert list(once.of("a.fa")) == given
-        assert [list(once.of("a.fa")) for _ in range(2)] == [given, given]
+        assert list(once.records_of("a.fa")) == given
+        assert [list(once.records_of("a.fa")) for _ in range(2)] == [given, given]
 
 
 def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tmp_path):
@@ -263,7 +263,7 @@ def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tm
     of = iter([Record(f"r{n}", "", b"M", file, n) for n, file in enumerate(files)])
     with (tmp_path / "kept").open("w+b") as kept:
         once = reading._Once(of, {"b.fa"}, kept)
-        assert [[one.id for one in once.of(file)] for file in ("a.fa", "b.fa", "b.fa")] == [
+        assert [[one.id for one in once.records_of(file)] for file in ("a.fa", "b.fa", "b.fa")] == [
             ["r0"],
             ["r1"],
             ["r1"],

@@ -657,7 +657,7 @@ def test_a_number_that_is_a_dataset_is_not_the_protein_of_that_id(tmp_path):
             made = file.create_dataset(str(number), data=np.full(2, int(id), np.float32))
             made.attrs["original_id"] = id
     published = read(tmp_path / "in.h5", None)
-    assert {id: published.of(key)[0] for id, key in published.keys.items()} == {
+    assert {id: published.vector_of(key)[0] for id, key in published.keys.items()} == {
         "1": 1,
         "2": 2,
         "3": 3,

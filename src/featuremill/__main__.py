@@ -172,17 +172,17 @@ def _name_folder(parsed: argparse.Namespace) -> None:
     if getattr(parsed, "takes_configs", False):
         return
 
-    def folder_of(given: Path) -> Path:
-        if given.suffix not in (".yaml", ".yml"):
-            return given
+    def folder_of(path: Path) -> Path:
+        if path.suffix not in (".yaml", ".yml"):
+            return path
         from featuremill.config import runs
 
-        return runs.one(given)
+        return runs.only_folder(path)
 
     if hasattr(parsed, "run_folder"):
         parsed.run_folder = folder_of(parsed.run_folder)
     if hasattr(parsed, "runs"):
-        parsed.runs = [folder_of(given) for given in parsed.runs]
+        parsed.runs = [folder_of(path) for path in parsed.runs]
 
 
 def _about(parsed: argparse.Namespace) -> str:
@@ -207,7 +207,7 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
 
 def _sentence(error: OSError, folder: Path | None) -> str:
     """Say what the operating system refused: a full disk, a read-only folder, a lost mount."""
-    where = f"{place}: " if (place := error.filename or folder) else ""
+    where = f"{path}: " if (path := error.filename or folder) else ""
     what = os.strerror(error.errno) if error.errno else str(error)
     return f"{where}{what}; nothing is lost: fix that and run the same command again."
 
@@ -249,8 +249,8 @@ def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.A
         sub = verbs.add_parser(verb, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
-            place = f"featuremill.{MODULES.get(verb, f'{verb}.command')}"
-            module = import_module(of_plugins[verb].module if verb in of_plugins else place)
+            module_name = f"featuremill.{MODULES.get(verb, f'{verb}.command')}"
+            module = import_module(of_plugins[verb].module if verb in of_plugins else module_name)
             for act in module.add_arguments(sub) or ():  # what a verb does that does several things
                 _add_talk(act, is_act=True)
             sub.set_defaults(run=module.run)

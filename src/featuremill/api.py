@@ -79,7 +79,7 @@ def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
 class _Loaded(NamedTuple):
     """A model and what it was made of."""
 
-    asked: tuple[object, ...]
+    key: tuple[object, ...]
     """The workload, its model, and what tells whether other files are there by now."""
     device: Device
     options: Any
@@ -102,7 +102,7 @@ class Computed(NamedTuple):
     schema: pa.Schema
     num_payloads: int
     batches: list[tuple[list[list[int]], pa.RecordBatch]]
-    """Of each row of a batch, the places of the payloads that it is of."""
+    """The batches: for each row the indices of the payloads that it belongs to, and the values."""
     warnings: list[str]
     settings: Settings
     """All that determines the values."""
@@ -111,12 +111,12 @@ class Computed(NamedTuple):
     def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
         """Return the cell of each payload, as `rows` makes them of a batch's column; None where a
         payload failed."""
-        found: list[Any] = [None] * self.num_payloads
-        for places, values in self.batches:
-            for equal, cell in zip(places, rows(values.column(column)), strict=True):
-                for place in equal:
-                    found[place] = cell
-        return found
+        cells: list[Any] = [None] * self.num_payloads
+        for indices, values in self.batches:
+            for equal, cell in zip(indices, rows(values.column(column)), strict=True):
+                for index in equal:
+                    cells[index] = cell
+        return cells
 
 
 _loaded: list[_Loaded] = []
@@ -208,8 +208,8 @@ def compute(
     records, failed = _accounted(_records(inputs, paths, chosen))
     _refuse_too_many(failed, max_failed)
 
-    def refuse(place: int, reason: str) -> None:
-        failed.append(_row(records[place], "failed", reason))
+    def refuse(index: int, reason: str) -> None:
+        failed.append(_row(records[index], "failed", reason))
         _refuse_too_many(failed, max_failed)
 
     with on_terminal() if progress is None else contextlib.nullcontext(progress) as show:
@@ -233,8 +233,8 @@ def compute(
         "recipe": recipe_of(settings),
         "failed": failed,
         "jobs": [
-            {"device": device, "seconds": seconds, "ids": [records[place].id for place in places]}
-            for device, seconds, places in computed.jobs
+            {"device": device, "seconds": seconds, "ids": [records[index].id for index in indices]}
+            for device, seconds, indices in computed.jobs
         ],
     }
     return frame
@@ -305,15 +305,15 @@ class Engine(NamedTuple):
         name, workload = self.name, self.workload
         model = workload.weights(self.options)
         record = weights.convert(model, workload=name) if model else None
-        found = weights.weights_of(record) if record else None
+        network = weights.weights_of(record) if record else None
         device = planning_device(jobs.device)
-        options, settings = settled(name, workload, self.options, device, found)
-        schema = plugin_errors.schema_of(name, workload, options, found, ABOUT)
+        options, settings = settled(name, workload, self.options, device, network)
+        schema = plugin_errors.schema_of(name, workload, options, network, ABOUT)
         computed = Computed(schema, len(payloads), [], [], settings, [])
-        places: dict[bytes, list[int]] = {}
-        for place, payload in enumerate(payloads):
-            places.setdefault(hashlib.sha256(payload).digest(), []).append(place)
-        distinct = [payloads[places[digest][0]] for digest in sorted(places)]
+        indices: dict[bytes, list[int]] = {}
+        for index, payload in enumerate(payloads):
+            indices.setdefault(hashlib.sha256(payload).digest(), []).append(index)
+        distinct = [payloads[indices[digest][0]] for digest in sorted(indices)]
         work = beside.Work(
             settings,
             options.model_dump(mode="json", include={*execution_of(type(options))}),
@@ -331,12 +331,12 @@ class Engine(NamedTuple):
             for part in beside.parts(Path(folder), work, jobs, recipe_of(settings), tell, _say):
                 receipt, of_job = part.receipt, list[int]()
                 for batch in part.batches():
-                    rows = [places[digest] for digest in batch.column("sha256").to_pylist()]
+                    rows = [indices[digest] for digest in batch.column("sha256").to_pylist()]
                     why = batch.column("reason").to_pylist()
                     for equal, reason in zip(rows, why, strict=True):
                         of_job += equal
-                        for place in equal if reason is not None else ():
-                            refuse(place, reason)
+                        for index in equal if reason is not None else ():
+                            refuse(index, reason)
                     is_good = batch.column("reason").is_null()
                     good = [
                         equal for equal, keep in zip(rows, is_good.to_pylist(), strict=True) if keep
@@ -385,8 +385,9 @@ def engine(
 def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
     """Return the processes that compute, by the arguments of a call."""
     is_free = device == "auto" or (device == "cpu" and gpus is None)
-    given = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
-    if len(named := [f"{key}={value!r}" for key, value in given.items() if value is not None]) > 1:
+    values = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
+    named = [f"{key}={value!r}" for key, value in values.items() if value is not None]
+    if len(named) > 1:
         raise UserError(f"{' and '.join(named)}: both say where to compute; leave one out.")
     if workers is not None:
         if not isinstance(workers, int) or workers < 1:
@@ -399,13 +400,13 @@ def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
             raise UserError(NO_GPU.format("device='cuda'"))
         return beside.Jobs(0, cast(DeviceChoice, device))  # the config refuses others
     visible = [each for each in devices_for("auto") if each.kind == "cuda"]
-    place = int(numbered[1])
-    if place >= len(visible):
+    index = int(numbered[1])
+    if index >= len(visible):
         raise UserError(
             f"device={device!r}: this process sees {counted(len(visible), 'GPU')}; `featuremill "
             "doctor` shows why."
         )
-    return beside.Jobs(min(place, 1), "cuda", visible[place].uuid if place else "")
+    return beside.Jobs(min(index, 1), "cuda", visible[index].uuid if index else "")
 
 
 def _on_gpus(gpus: Gpus) -> beside.Jobs:
@@ -448,14 +449,14 @@ def _say(sentence: str) -> None:
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:
     """Return the model, the one that is loaded if it is the same, with the settled options."""
     last = _loaded.pop() if _loaded else None
-    asked = _asked(name, workload, options)
-    if last and last.asked == asked:
-        found = last.weights
+    key = _key_of(name, workload, options)
+    if last and last.key == key:
+        network = last.weights
     else:
         model = workload.weights(options)
-        found = weights.weights_of(weights.convert(model, workload=name)) if model else None
-    resolved = plugin_errors.resolved(name, workload, options, device, found)
-    if last and (last.asked, last.device) == (asked, device):
+        network = weights.weights_of(weights.convert(model, workload=name)) if model else None
+    resolved = plugin_errors.resolved(name, workload, options, device, network)
+    if last and (last.key, last.device) == (key, device):
         kept = last.model if last.options == resolved else None
         if kept is None and isinstance(workload, TakesOtherOptions):
             kept = workload.with_options(last.model, resolved)
@@ -464,7 +465,7 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
     last = None  # before another one takes memory
     try:
         with plugin_errors.attributed_to(name, "load"):
-            loaded = workload.load(resolved, [device], found)
+            loaded = workload.load(resolved, [device], network)
     except Exception as error:
         if not faults.is_out_of_memory(error):
             raise
@@ -472,10 +473,10 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
             f"{name}: memory ran out while the model was loaded ({faults.one_line(error)}); take "
             "another device or a smaller model."
         ) from None
-    return _Loaded(asked, device, resolved, found, loaded)
+    return _Loaded(key, device, resolved, network, loaded)
 
 
-def _asked(name: str, workload: Workload, options: WorkloadOptions) -> tuple[object, ...]:
+def _key_of(name: str, workload: Workload, options: WorkloadOptions) -> tuple[object, ...]:
     paths = [Path(path) for path in option_files.paths_of(options).values()]
     model = workload.weights(options)
     if model and weights.is_path(model, name):
@@ -508,10 +509,10 @@ def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]
     with tempfile.TemporaryDirectory(prefix="featuremill-") as folder:
         path, options = in_memory.write(inputs, workload, options, Path(folder))
         try:
-            found = list(plugin_errors.records_of(name, workload, [path], options))
+            records = list(plugin_errors.records_of(name, workload, [path], options))
         except UserError as error:
             raise UserError(str(error).replace(str(path), in_memory.STEM)) from None
-    return [record._replace(source=in_memory.STEM) for record in found]
+    return [record._replace(source=in_memory.STEM) for record in records]
 
 
 def _accounted(records: Iterable[Record]) -> tuple[list[Record], list[dict[str, Any]]]:
@@ -531,8 +532,8 @@ def _accounted(records: Iterable[Record]) -> tuple[list[Record], list[dict[str, 
             good.append(first)
             continue
         for record in (first, *others):
-            place = another if record.payload == first.payload else first
-            reason = reasons.CONFLICT.reason(f"the other one is at {place.source}:{place.line}")
+            rival = another if record.payload == first.payload else first
+            reason = reasons.CONFLICT.reason(f"the other one is at {rival.source}:{rival.line}")
             refused.append(_row(record, "refused", reason))
     return good, refused
 
@@ -561,9 +562,9 @@ def _frame(records: Sequence[Record], computed: Computed) -> pd.DataFrame:
     import pandas as pd
 
     is_there = [False] * len(records)
-    for places, _ in computed.batches:
-        for place in (place for equal in places for place in equal):
-            is_there[place] = True
+    for indices, _ in computed.batches:
+        for index in (index for equal in indices for index in equal):
+            is_there[index] = True
     kept = [record for record, is_kept in zip(records, is_there, strict=True) if is_kept]
     ids = pa.array([record.id for record in kept], pa.string())
     lengths = [len(each.payload) if each.length is None else int(each.length) for each in kept]

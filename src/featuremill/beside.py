@@ -193,8 +193,8 @@ class _Running:
             self._waiting.append(shard)  # what it computed is in its journal
             return
         path = self._log(shard)
-        said = log.last_error(path) or f"a job ended with status {status}"
-        error = error_of(status, said.partition("; see ")[0])
+        message = log.last_error(path) or f"a job ended with status {status}"
+        error = error_of(status, message.partition("; see ")[0])
         if path.exists():
             error.add_note(path.read_text("utf-8", "replace"))
         raise error

@@ -83,9 +83,8 @@ class Finished(NamedTuple):
 def _heavy_after(code: str) -> list[str]:
     """Return which of HEAVY a new Python has imported once it ran `code`."""
     code = f"import json, sys; {code}; print(json.dumps(sorted(set({HEAVY!r}) & set(sys.modules))))"
-    said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    found: list[str] = json.loads(said.stdout)
-    return found
+    process = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    return list(json.loads(process.stdout))
 
 
 def _left_out(run: Finished) -> dict[str, str]:
@@ -153,15 +152,16 @@ class WorkloadContract:
             return
         path = Path(self.poison).absolute()
         (record,) = self._module.records([path], self._options)
-        place = tmp_path_factory.mktemp("poisoned")
-        run = self._merged(*self._planned(place, more_inputs=[path]))
+        folder = tmp_path_factory.mktemp("poisoned")
+        run = self._merged(*self._planned(folder, more_inputs=[path]))
         assert record.id in _left_out(run)
         self._compare(self._finished(tmp_path_factory).table, run.table)
 
     def test_the_number_of_shards_changes_no_value(self, tmp_path_factory: Any) -> None:
-        one, many = self._finished(tmp_path_factory), self._finished(tmp_path_factory, MANY_SHARDS)
-        assert len(one.plan.shards) == 1 < len(many.plan.shards)
-        self._compare(one.table, many.table)
+        single = self._finished(tmp_path_factory)
+        many = self._finished(tmp_path_factory, MANY_SHARDS)
+        assert len(single.plan.shards) == 1 < len(many.plan.shards)
+        self._compare(single.table, many.table)
 
     def test_what_else_is_in_its_batch_changes_no_value(self) -> None:
         payloads = list(dict.fromkeys(r.payload for r in self._records if not r.reason))
@@ -169,14 +169,14 @@ class WorkloadContract:
         model = self._module.load(self._resolved, device, self._weights)
 
         def values(budget: int) -> pa.Table:
-            found: dict[int, pa.RecordBatch] = {}
+            row_of: dict[int, pa.RecordBatch] = {}
             batches = values_in_batches(
                 self._module, model, self._resolved, payloads, budget, _pass_over, _pass_over
             )
-            for places, rows in batches:
-                for row, equal in enumerate(places):
-                    found |= dict.fromkeys(equal, rows.slice(row, 1))
-            return pa.Table.from_batches([found[place] for place in sorted(found)])
+            for indices, rows in batches:
+                for row, equal in enumerate(indices):
+                    row_of |= dict.fromkeys(equal, rows.slice(row, 1))
+            return pa.Table.from_batches([row_of[index] for index in sorted(row_of)])
 
         usual = self._module.batch_cost(self._resolved, device[0])
         self._compare(values(usual), values(1))
@@ -279,9 +279,9 @@ class WorkloadContract:
         return int(done.stdout.split()[-1])
 
     def _planned(
-        self, place: Path, num_shards: int = 1, more_inputs: Sequence[Path] = ()
+        self, parent: Path, num_shards: int = 1, more_inputs: Sequence[Path] = ()
     ) -> tuple[Results, Plan]:
-        folder = Results(place / "results" / "contract")
+        folder = Results(parent / "results" / "contract")
         cost = sum(self._module.cost(r.payload, self._options) for r in self._records)
         config = {
             "run": "contract",
@@ -294,12 +294,12 @@ class WorkloadContract:
         }
         more: list[str | Path] = []
         if (model := self._module.weights(self._options)) is not None:
-            made = place / "weights.json"
-            weights.convert(model, workload=self.workload).write(made)
-            more = ["--weights", made]
-        asked = place / "config.yaml"
-        asked.write_text(yaml.safe_dump(config))
-        self._do("plan", folder.root, "--config", asked, *more)
+            weights_path = parent / "weights.json"
+            weights.convert(model, workload=self.workload).write(weights_path)
+            more = ["--weights", weights_path]
+        config_path = parent / "config.yaml"
+        config_path.write_text(yaml.safe_dump(config))
+        self._do("plan", folder.root, "--config", config_path, *more)
         return folder, folder.read_plan()
 
     def _merged(self, folder: Results, plan: Plan) -> Finished:
@@ -314,14 +314,14 @@ class WorkloadContract:
         cache: dict[int, Finished] = type(self).__dict__.get("_runs") or {}
         type(self)._runs = cache  # type: ignore[attr-defined]
         if num_shards not in cache:
-            place = tmp_path_factory.mktemp(f"shards{num_shards}")
-            cache[num_shards] = self._merged(*self._planned(place, num_shards))
+            parent = tmp_path_factory.mktemp(f"shards{num_shards}")
+            cache[num_shards] = self._merged(*self._planned(parent, num_shards))
         return cache[num_shards]
 
-    def _compare(self, one: pa.Table, two: pa.Table) -> None:
-        assert one.schema.equals(two.schema) and one.num_rows == two.num_rows
-        for name in one.column_names:
-            first, second = one[name].combine_chunks(), two[name].combine_chunks()
+    def _compare(self, expected: pa.Table, actual: pa.Table) -> None:
+        assert expected.schema.equals(actual.schema) and expected.num_rows == actual.num_rows
+        for name in expected.column_names:
+            first, second = expected[name].combine_chunks(), actual[name].combine_chunks()
             if self.tolerance == 0 or kind_of(first.type) == "table":
                 assert repr(first.to_pylist()) == repr(second.to_pylist()), f"{name} differs"
                 continue
@@ -366,12 +366,12 @@ class StepContract:
         raw = {**self.config, self.step: {**section, first: wrong} if is_named else wrong}
         text = yaml.safe_dump(raw)
         line = 1 + text[: text.index("nonesuch")].count("\n")
-        said = ""
+        message = ""
         try:
             project.validate(*_loaded(text, "my.yaml"))
         except UserError as error:
-            said = str(error)
-        assert said.startswith(f"my.yaml:{line}: {self.step}.")
+            message = str(error)
+        assert message.startswith(f"my.yaml:{line}: {self.step}.")
 
     def test_names_in_its_rules_begin_with_its_key(self) -> None:
         names = internals.names_in(finding.step_of(self.step).RULES)
@@ -381,41 +381,41 @@ class StepContract:
         assert others == [], f"all rule files share their names; let these begin with {self.step}_"
 
     def test_what_it_makes_is_named_once_and_lies_in_the_project(self) -> None:
-        found = project.validate(self._told)
-        made, project_ = found.made, found.for_steps
-        assert made and all(each.label.partition(".")[0] == self.step for each in made)
-        files = [file for each in made for file in each.files]
-        assert len(set(files)) == len(files) and all(each.files for each in made)
+        config = project.validate(self._told)
+        products, project_ = config.products, config.for_steps
+        assert products and all(each.label.partition(".")[0] == self.step for each in products)
+        files = [file for each in products for file in each.files]
+        assert len(set(files)) == len(files) and all(each.files for each in products)
         assert all(file.startswith(f"{project_.folder}/") for file in files)
-        logs = [log for each in made for log in each.logs]
+        logs = [log for each in products for log in each.logs]
         assert logs and all(log.startswith(f"{project_.logs}/{self.step}/") for log in logs)
-        places = [place for each in made for place in each.removable]
-        assert all(place.startswith(f"{project_.folder}/") for place in places)
-        assert [each.progress() for each in made] == [""] * len(made), "nothing has started"
+        removable = [path for each in products for path in each.removable]
+        assert all(path.startswith(f"{project_.folder}/") for path in removable)
+        assert [each.progress() for each in products] == [""] * len(products), "nothing has started"
 
     def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path: Path) -> None:
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
         for name, text in self.files.items():
             (tmp_path / name).write_text(text)
-        found = project.validate(self._told)
+        config = project.validate(self._told)
 
         verb = partial(self._type, tmp_path)
         verb("run", "my.yaml", "--cores", "2")
-        for made in found.made:
-            for file in (*made.files, *made.logs):
-                assert (tmp_path / file).exists(), f"{made.label}: {file}"
-        said = verb("status", "my.yaml")
-        assert all(f"{made.label} " in said for made in found.made)
+        for product in config.products:
+            for file in (*product.files, *product.logs):
+                assert (tmp_path / file).exists(), f"{product.label}: {file}"
+        printed = verb("status", "my.yaml")
+        assert all(f"{product.label} " in printed for product in config.products)
         assert "Nothing to be done" in verb("run", "my.yaml", "--cores", "2")
-        last = tmp_path / found.made[-1].files[-1]
+        last = tmp_path / config.products[-1].files[-1]
         if last.is_file():
             last.unlink()
             verb("status", "my.yaml", status=1)
             verb("run", "my.yaml", "--cores", "2")
             assert last.exists()
         verb("clean", "my.yaml", "--keep", "nothing", "--yes")
-        left = [place for made in found.made for place in (*made.removable, *made.logs)]
-        assert not any((tmp_path / place).exists() for place in left)
+        left = [path for product in config.products for path in (*product.removable, *product.logs)]
+        assert not any((tmp_path / path).exists() for path in left)
 
     def _type(self, folder: Path, *words: str, status: int = 0) -> str:
         """Return what a verb said, which ends with this status."""
@@ -432,8 +432,8 @@ class StepContract:
     @property
     def _told(self) -> dict[str, Any]:
         """The config with its inputs as they are found from anywhere."""
-        given = self.config["inputs"]
-        inputs = [given] if isinstance(given, str | Path) else given
+        paths = self.config["inputs"]
+        inputs = [paths] if isinstance(paths, str | Path) else paths
         return {**self.config, "inputs": [str(Path(path).absolute()) for path in inputs]}
 
 

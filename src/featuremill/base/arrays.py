@@ -24,19 +24,19 @@ def matrix(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 
 def side_by_side(block: pa.Table, columns: list[str]) -> npt.NDArray[Any]:
     """Return the fixed-size vectors of `columns` as one array of shape (rows, sum of widths)."""
-    found = [matrix(block[name]) for name in columns]
-    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+    arrays = [matrix(block[name]) for name in columns]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
 
 def matrices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
     """Return a list<fixed_size_list[width]> column as one array of shape (length, width) a row."""
-    found = []
+    arrays = []
     for chunk in column.chunks:
         for row in chunk:
             inner = row.values
             width = inner.type.list_size
-            found.append(_numbers(inner.flatten()).reshape(-1, width))
-    return found
+            arrays.append(_numbers(inner.flatten()).reshape(-1, width))
+    return arrays
 
 
 def digests(column: pa.ChunkedArray) -> Digests:
@@ -117,7 +117,7 @@ def is_finite(numbers: np.ndarray[Any, Any]) -> bool:
     scratch = np.empty(min(size, len(bits)), integer)
     for start in range(0, len(bits), size):
         piece = bits[start : start + size]
-        found = np.bitwise_and(piece, exponent, out=scratch[: len(piece)])
-        if found.max() == exponent:
+        exponents = np.bitwise_and(piece, exponent, out=scratch[: len(piece)])
+        if exponents.max() == exponent:
             return False
     return True

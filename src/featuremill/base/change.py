@@ -17,11 +17,11 @@ class Change(NamedTuple):
     now: Any
 
 
-def told(changes: Sequence[Change]) -> str:
-    """Return the changes in words, such as "layers: 6 → 3; pool: mean → max"."""
-    said = [f"{key}: {_value(before)} → {_value(now)}" for key, before, now in changes[:MOST_TOLD]]
+def in_words(changes: Sequence[Change]) -> str:
+    """Return the changes as text, such as "layers: 6 → 3; pool: mean → max"."""
+    shown = [f"{key}: {_value(before)} → {_value(now)}" for key, before, now in changes[:MOST_TOLD]]
     more = [f"{len(changes) - MOST_TOLD:,} more"] if len(changes) > MOST_TOLD else []
-    return "; ".join([*said, *more])
+    return "; ".join([*shown, *more])
 
 
 def _value(value: Any) -> str:
@@ -30,8 +30,8 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_value(one)}" for key, one in value.items())
+        return ", ".join(f"{key}: {_value(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        shown = [_value(one) for one in value[:MOST_VALUES]]
+        shown = [_value(item) for item in value[:MOST_VALUES]]
         return ", ".join([*shown, *["…"] * (len(value) > MOST_VALUES)])
     return str(value)

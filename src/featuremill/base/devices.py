@@ -74,7 +74,7 @@ def planning_device(choice: str) -> Device:
 
 
 def with_processors(devices: Sequence[Device]) -> list[Device]:
-    """Return `devices` with their numbers of multiprocessors, from CUDA's driver.
+    """Return `devices` with their numbers of multiprocessors, as CUDA's driver reports them.
 
     It is called without torch, which not every workload needs. Visible devices have the order of
     the lease. Without an answer the number stays 0, and a workload uses the usual one.
@@ -86,18 +86,18 @@ def with_processors(devices: Sequence[Device]) -> list[Device]:
     except OSError:
         return list(devices)
     return [
-        device._replace(num_multiprocessors=_num_multiprocessors(driver, place))
+        device._replace(num_multiprocessors=_num_multiprocessors(driver, ordinal))
         if device.kind == "cuda"
         else device
-        for place, device in enumerate(devices)
+        for ordinal, device in enumerate(devices)
     ]
 
 
-def _num_multiprocessors(driver: ctypes.CDLL, place: int) -> int:
+def _num_multiprocessors(driver: ctypes.CDLL, ordinal: int) -> int:
     number, count = ctypes.c_int(), ctypes.c_int()
     if (
         driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(number), place)
+        or driver.cuDeviceGet(ctypes.byref(number), ordinal)
         or driver.cuDeviceGetAttribute(ctypes.byref(count), CU_MULTIPROCESSOR_COUNT, number)
     ):
         return 0

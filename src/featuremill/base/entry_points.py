@@ -12,13 +12,13 @@ from featuremill.base.errors import UserError
 
 PACKAGE = "featuremill"
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
-"""Of a checkout; elsewhere there is none."""
+"""The pyproject.toml of a checkout; an installed package has none."""
 
 
 def metadata() -> Path:
     """Return the folder with the metadata of the featuremill that is installed here."""
-    found = distribution(PACKAGE)
-    return Path(str(found.locate_file(f"{PACKAGE}-{found.version}.dist-info")))
+    installed = distribution(PACKAGE)
+    return Path(str(installed.locate_file(f"{PACKAGE}-{installed.version}.dist-info")))
 
 
 @functools.cache
@@ -29,8 +29,8 @@ def own(group: str) -> Mapping[str, EntryPoint]:
         UserError: it is installed without, or not at all.
     """
     try:
-        found = distribution(PACKAGE).entry_points.select(group=group)
-        points = {point.name: point for point in found}
+        registered = distribution(PACKAGE).entry_points.select(group=group)
+        points = {point.name: point for point in registered}
     except PackageNotFoundError:
         points = {}
     if not points:
@@ -39,17 +39,17 @@ def own(group: str) -> Mapping[str, EntryPoint]:
 
 
 def others(group: str) -> dict[str, EntryPoint]:
-    """Return what other packages register in a group, by name, in alphabetical order; what is
-    called like one of featuremill's own is left out."""
+    """Return the entry points of other packages in a group, by name, without names that featuremill
+    uses itself."""
     ours = own(group)
-    found = _all(group, tuple((place, _changed(place)) for place in sys.path))
-    return {name: found[name] for name in sorted(found.keys() - ours.keys())}
+    registered = _all(group, tuple((folder, _changed(folder)) for folder in sys.path))
+    return {name: registered[name] for name in sorted(registered.keys() - ours.keys())}
 
 
-def _changed(place: str) -> int | None:
-    """Return when something was last installed in a folder that Python imports from."""
+def _changed(folder: str) -> int | None:
+    """Return the mtime in ns of a folder on Python's path: an install changes it."""
     try:
-        return Path(place or ".").stat().st_mtime_ns
+        return Path(folder or ".").stat().st_mtime_ns
     except OSError:
         return None
 
@@ -73,14 +73,14 @@ def find(group: str, name: str) -> EntryPoint | None:
     Raises:
         UserError: there is one in this checkout, and it was installed before.
     """
-    found = own(group).get(name) or of_others(group, name)
-    if found is None and PYPROJECT.exists():
+    point = own(group).get(name) or of_others(group, name)
+    if point is None and PYPROJECT.exists():
         import tomllib
 
         registered = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]["entry-points"]
         if name in registered.get(group, ()):
             raise older()
-    return found
+    return point
 
 
 def older() -> UserError:

@@ -34,16 +34,16 @@ def accessions(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the accession in each of `ids`; the id itself where it is none of `PATTERNS`."""
     import pyarrow.compute as pc  # here: a worker matches single ids, and starts faster without
 
-    found = [pc.struct_field(pc.extract_regex(ids, pattern), [0]) for pattern in PATTERNS]
-    return reduce(pc.coalesce, [*found, ids])
+    matches = [pc.struct_field(pc.extract_regex(ids, pattern), [0]) for pattern in PATTERNS]
+    return reduce(pc.coalesce, [*matches, ids])
 
 
 def accession(id: str) -> str:
-    """Return the accession in `id`, as `accessions` does; quicker for one than for a batch."""
+    """Return the accession in `id`, as `accessions` does; faster for a single id."""
     if "|" in id or id.startswith(("UniRef", "AF-", "AFDB:")):  # as one of PATTERNS begins
         for pattern in _PATTERNS:
-            if found := pattern.fullmatch(id):
-                return found["accession"]
+            if match := pattern.fullmatch(id):
+                return match["accession"]
     return id
 
 
@@ -52,7 +52,7 @@ _PATTERNS = [re.compile(pattern.strip("^$")) for pattern in PATTERNS]
 
 SAMPLE, ID = "sample", "id"
 KEYS = (SAMPLE,)
-"""Whose an id is. Values have no "/", so a whole id can be taken apart."""
+"""Columns that name the owner of an id. Their values have no "/", so a whole id can be split."""
 WHOLE = (*KEYS, ID)
 """The columns of which whole ids are made; readers have empty keys where a table has none."""
 
@@ -61,7 +61,7 @@ class IdColumns(NamedTuple):
     """The columns that say which record a row of a table is of."""
 
     keys: tuple[str, ...] = ()
-    """Those of KEYS that the table has."""
+    """The columns of KEYS that the table has."""
 
     @classmethod
     def among(cls, names: Collection[str]) -> IdColumns:
@@ -96,4 +96,4 @@ class IdColumns(NamedTuple):
 
 
 ID_ALONE = IdColumns()
-"""Of records without a sheet."""
+"""The id columns of a run without a sheet of samples."""

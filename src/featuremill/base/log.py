@@ -39,22 +39,22 @@ def set_up(level: int, log_file: Path | None, about: str = "") -> None:
 
 
 def last_error(path: Path) -> str:
-    """Return the error of the last command that began in the log file `path`; empty for none."""
+    """Return the error of the last command in the log file `path`; "" without an error."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    found: list[str] = []
+    messages: list[str] = []
     is_same = False
     for level, message in (match.groups() for match in map(LINE.match, lines) if match):
         if message.startswith(BEGIN):
-            found = []
+            messages = []
         if level == "ERROR":
-            found = [*found, message] if is_same else [message]
+            messages = [*messages, message] if is_same else [message]
         is_same = level == "ERROR"
-    return " ".join(found)
+    return " ".join(messages)
 
 
 def is_log(path: Path, first: re.Pattern[str] = FIRST) -> bool:
@@ -72,8 +72,8 @@ def keeps_details() -> bool:
     return any(handler.level <= logging.DEBUG for handler in handlers)
 
 
-def place() -> str:
-    """Return what to call the place where details stand: a log file, or the screen."""
+def log_or_screen() -> str:
+    """Return what a message calls the place of details: the log, or the screen."""
     handlers = logging.getLogger("featuremill").handlers
     has_file = any(isinstance(handler, _LogFile) for handler in handlers)
     return "the log" if has_file else "what is printed above"

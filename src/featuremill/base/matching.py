@@ -47,14 +47,13 @@ class Matcher:
         self,
         path: Path,
         line_of: Mapping[str, int],
-        of: str,
+        noun: str,
         id_columns: IdColumns = ID_ALONE,
         log: logging.Logger | None = None,
     ) -> None:
-        """`line_of` has each name's line in the table `path`; `of` says what is met, such as
-        "record of results/my", of whose ids `id_columns` are made. Warnings go to `log`, if any.
-        """
-        self._path, self._line_of, self._of, self._log = path, line_of, of, log
+        """`line_of` has the line of each name in the table `path`. `noun` names what is matched,
+        such as "record of results/my", and `id_columns` make its ids. Warnings go to `log`."""
+        self._path, self._line_of, self._of, self._log = path, line_of, noun, log
         self._id_columns = id_columns
         self._id_of: dict[str, str] = {}
         self._other_id_of: dict[str, str] = {}
@@ -158,16 +157,16 @@ class Matcher:
             )
 
     def _remedy(self, unmatched: list[str]) -> str:
-        """Return what to do: the form in which most of the names would be those of records."""
-        found: dict[str, int] = {}
+        """Return a remedy: the form of id that would match most of the names."""
+        num_matches: dict[str, int] = {}
         for says, form in FORMS.items():
             ids = {self._own(id) for id in self._met}
             known = {form(id) for id in ids} | {form(accession(id)) for id in ids}
-            found[says] = sum(form(self._own(name)) in known for name in unmatched)
-        best = max(found, key=lambda says: found[says])
-        if found[best] * 2 > len(unmatched):
+            num_matches[says] = sum(form(self._own(name)) in known for name in unmatched)
+        best = max(num_matches, key=lambda says: num_matches[says])
+        if num_matches[best] * 2 > len(unmatched):
             return (
-                f"{best}, {found[best]:,} of the others would match, so write the ids as the "
+                f"{best}, {num_matches[best]:,} of the others would match, so write the ids as the "
                 "records have them"
             )
         return (

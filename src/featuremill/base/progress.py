@@ -47,16 +47,16 @@ class Progress:
             f"{clock(event['cost_left'] / speed)} left",
         )
 
-    def at(self, done: int, of: int | None = None) -> None:
-        """Log that `done` units are done, of so many if that is known."""
+    def at(self, done: int, total: int | None = None) -> None:
+        """Log that `done` units of `total` are done; None for an unknown total."""
         if not done or not self._is_time():
             return
         speed = done / (self._last - self._started)
-        if of is None:
+        if total is None:
             self._say(f"{done:,} {self._unit}", f"{speed:,.0f}/s")
         else:
-            left = clock(max(0, of - done) / speed)
-            self._say(f"{done:,} of {of:,} {self._unit}", f"{speed:,.0f}/s", f"{left} left")
+            left = clock(max(0, total - done) / speed)
+            self._say(f"{done:,} of {total:,} {self._unit}", f"{speed:,.0f}/s", f"{left} left")
 
     def _is_time(self) -> bool:
         now = time.monotonic()

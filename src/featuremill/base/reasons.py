@@ -129,7 +129,7 @@ OTHER = Kind(
     (),
     "Look at the record in its source; fix or remove it, then run the same command.",
 )
-"""Of every reason whose head no other kind has."""
+"""The kind of every reason whose head no other kind has."""
 MISSING_WORDS = frozenset(
     r"na <na> n/a #n/a #na nan -nan nat none null \n".split()  # noqa: SIM905
 )
@@ -172,7 +172,7 @@ def is_missing_sequence(text: str) -> bool:
 
 
 def learn(kinds: Sequence[Kind]) -> None:
-    """Know the `kinds` of a workload from now on, in this process.
+    """Register the `kinds` of a workload in this process.
 
     Raises:
         ValueError: when one has the name or a head of another kind, or no head; for its author.
@@ -181,8 +181,8 @@ def learn(kinds: Sequence[Kind]) -> None:
         taken = [known for known in all_kinds() if known.name == kind.name and known != kind]
         taken += [_by_head[head] for head in kind.heads if _by_head.get(head, kind) != kind]
         if taken or not kind.heads or any(":" in head for head in kind.heads):
-            of = f"has the name or a head of {taken[0].name!r}" if taken else "needs plain heads"
-            raise ValueError(f"the kind of reasons {kind.name!r} {of}")
+            why = f"has the name or a head of {taken[0].name!r}" if taken else "needs plain heads"
+            raise ValueError(f"the kind of reasons {kind.name!r} {why}")
         _of_workloads[kind.name] = kind
         _by_head.update(dict.fromkeys(kind.heads, kind))
 

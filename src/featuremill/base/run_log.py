@@ -21,7 +21,7 @@ from featuremill.lease.gpu_name import device
 
 NAME = "run.log"
 MOST_LETTERS = 500
-"""Of what an error says."""
+"""The length of an error in the log of runs, in characters, at most."""
 STAGES = ("wait", "load", "prepare", "run", "write")
 log = logging.getLogger("featuremill")
 
@@ -78,7 +78,7 @@ def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:
-    named = [device(one["kind"], one["uuid"], one["name"], one.get("number")) for one in devices]
+    named = [device(gpu["kind"], gpu["uuid"], gpu["name"], gpu.get("number")) for gpu in devices]
     return " + ".join(named) or "no device"
 
 

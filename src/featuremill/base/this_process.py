@@ -23,7 +23,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 VERSION = __version__
-"""Of featuremill."""
+"""The version of featuremill."""
 PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = PACKAGE / "smk" / "Snakefile"
 SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
@@ -159,17 +159,17 @@ def free_memory_mb() -> int:
 def versions(distributions: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions that values can depend on: of featuremill, Python, NumPy and Arrow, and
     of these `distributions` where they are installed, whether or not they are imported here."""
-    found = {"featuremill": VERSION, "python": platform.python_version()}
-    return found | installed([*ALWAYS_USED, *distributions])
+    own = {"featuremill": VERSION, "python": platform.python_version()}
+    return own | installed([*ALWAYS_USED, *distributions])
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
-    found = {}
+    versions = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def take_space(descriptor: int, start: int, size: int) -> None:

@@ -242,8 +242,8 @@ class Origin:
     places: Places = field(default_factory=dict, compare=False)
     """Where its keys stand."""
 
-    def of(self, *key: str) -> str:
-        """Return where `key` stands, or the nearest key around it whose place is known."""
+    def at(self, *key: str) -> str:
+        """Return the position of `key`, or of the nearest key around it with a known position."""
         around = (key[:length] for length in range(len(key), 0, -1))
         return next((self.places[outer] for outer in around if outer in self.places), self.source)
 
@@ -338,20 +338,20 @@ def validate(
     config = checked(Config, raw, (), sections, origin, besides)
     if config.labels.column and not (config.labels.file or config.samples):
         raise UserError(
-            f"{origin.of('labels')}: labels: file and column belong together: name a table, too."
+            f"{origin.at('labels')}: labels: file and column belong together: name a table, too."
         )
     workload = config.workload
     try:
         module = find_workload(workload)
     except UserError as error:
-        raise UserError(f"{origin.of('workload')}: {error}") from None
+        raise UserError(f"{origin.at('workload')}: {error}") from None
     if has_options:
         raw_options, elsewhere = config.options, partial(_others, workload)
         options = checked(module.Options, raw_options, ("options",), elsewhere, origin)
         if config.gpus > 1 and not optional(module, "spreads")(options):
             key = OLD_GPUS if OLD_GPUS in raw else GPUS_PER_JOB
             raise UserError(
-                f"{origin.of(key)}: {key}: workload {workload} computes on one GPU with these "
+                f"{origin.at(key)}: {key}: workload {workload} computes on one GPU with these "
                 f"options; set {key}: 1."
             )
     else:
@@ -381,7 +381,7 @@ def refuse_impossible(raw: Mapping[str, Any], origin: Origin) -> None:
                     continue
                 where = (*path, str(key))
                 raise UserError(
-                    f"{origin.of(*where)}: {problems.name_of(where)}: {problem}; give another one."
+                    f"{origin.at(*where)}: {problems.name_of(where)}: {problem}; give another one."
                 )
 
 
@@ -403,7 +403,7 @@ def refuse_missing(run: Run, has_weights: bool = False) -> None:
         try:
             option_files.refuse_missing(run.options, name)
         except UserError as error:
-            raise UserError(f"{run.origin.of('options', name)}: {error}") from None
+            raise UserError(f"{run.origin.at('options', name)}: {error}") from None
     if run.model and not has_weights and not Path(run.weights_json).exists():
         with _at_the_model(run):
             weights.refuse_missing(run.model, run.workload)
@@ -417,14 +417,14 @@ def read_run(folder: Results) -> Run:
         IntegrityError: when it is not what was written.
     """
     try:
-        found = RunFile.read(folder.run)
+        file = RunFile.read(folder.run)
     except FileNotFoundError:
         raise UserError(
             f"{folder.run}: what the config asks for is not there yet; type "
             f"{command_line.again(folder.root)}, which writes it."
         ) from None
     update = {"folder": str(folder.root)}
-    return validate(found.config, str(folder.run)).model_copy(update=update)
+    return validate(file.config, str(folder.run)).model_copy(update=update)
 
 
 def find_run(folder: Results) -> Run | None:
@@ -457,7 +457,7 @@ def _at_the_model(run: Run) -> Iterator[None]:
         yield
     except UserError as error:
         key = run.model_key
-        raise UserError(f"{run.origin.of(*key)}: {'.'.join(key)}: {error}") from None
+        raise UserError(f"{run.origin.at(*key)}: {'.'.join(key)}: {error}") from None
 
 
 def refuse_input(path: Path) -> None:
@@ -508,7 +508,7 @@ def refuse_patterns(run: Run) -> None:
 def check_outputs(run: Run) -> None:
     """Refuse an output that would stay empty: better now than when everything is computed."""
     if problem := refuse_order(run.order, run.outputs):
-        raise UserError(f"{run.origin.of('order')}: order: {problem}.")
+        raise UserError(f"{run.origin.at('order')}: order: {problem}.")
     delivered = run.options.delivers()
     for output in run.outputs:
         need = formats.format_of(output).kind
@@ -522,22 +522,22 @@ def check_outputs(run: Run) -> None:
 
 def without_effect(run: Run) -> list[str]:
     """Return a sentence for each setting of `run` that changes nothing."""
-    found = [
+    sentences = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."
         for kind in sorted(run.options.delivers())
         if not any(formats.format_of(output).kind in (None, kind) for output in run.outputs)
     ]
     if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
-        found.append(
+        sentences.append(
             "labels: they colour the report's map, which is drawn from parquet or parquet_dataset, "
             "and outputs names neither."
         )
     if run.device == "cpu" and run.gpus > 1:
-        found.append(f"{GPUS_PER_JOB}: {run.gpus} changes nothing with device: cpu.")
+        sentences.append(f"{GPUS_PER_JOB}: {run.gpus} changes nothing with device: cpu.")
     if (OLD_GPUS,) in run.origin.places:
-        place = run.origin.of(OLD_GPUS)
-        found.append(f"{place}: {OLD_GPUS}: this key is called {GPUS_PER_JOB} now; rename it.")
-    return found
+        where = run.origin.at(OLD_GPUS)
+        sentences.append(f"{where}: {OLD_GPUS}: this key is called {GPUS_PER_JOB} now; rename it.")
+    return sentences
 
 
 def checked(
@@ -548,7 +548,7 @@ def checked(
     origin: Origin,
     besides: Collection[str] = (),
 ) -> Model:
-    """Return the `model` of the section of a config that stands at `path` in it.
+    """Return the section at `path` of a config as a validated `model`.
 
     Raises:
         UserError: a sentence for each wrong key; `elsewhere` says of some where they belong, and
@@ -557,8 +557,8 @@ def checked(
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
-        found = problems.explain(model, error, path, elsewhere(), besides)
-        sentences = [f"{origin.of(*key)}: {text}" for key, text in found.items()]
+        problems_of = problems.explain(model, error, path, elsewhere(), besides)
+        sentences = [f"{origin.at(*key)}: {text}" for key, text in problems_of.items()]
         raise UserError("\n".join(sentences)) from None
 
 
@@ -575,13 +575,13 @@ def sections() -> dict[str, str]:
 
 
 def _options() -> dict[str, type[WorkloadOptions]]:
-    """Return the options of each workload that is installed here, those of the default one first;
-    a broken one has none."""
-    found = {}
+    """Return the options of each installed workload, the default one first. A broken workload has
+    none."""
+    options = {}
     for name in (DEFAULT, *workloads()):
         with contextlib.suppress(UserError, WorkloadError):
-            found[name] = find_workload(name).Options
-    return found
+            options[name] = find_workload(name).Options
+    return options
 
 
 def _others(workload: str) -> dict[str, str]:

@@ -77,10 +77,10 @@ def explain(
     the first level, and of another model.
     """
     schema = model.model_json_schema()
-    found: dict[tuple[str, ...], str] = {}
+    sentences: dict[tuple[str, ...], str] = {}
     for problem in error.errors():
-        kind, given = problem["type"], problem["input"]
-        if kind == "too_short" and given:
+        kind, value = problem["type"], problem["input"]
+        if kind == "too_short" and value:
             continue  # pydantic counts only the valid entries; the wrong ones are named already
         key, part = _locate(schema, problem["loc"], takes_former=kind != "extra_forbidden")
         values = kind_of(part, schema.get("$defs", {}))
@@ -92,15 +92,15 @@ def explain(
             text = f"this is missing; give {values}. {description_of(part)}"
         elif kind == "value_error":
             text = problem["msg"].removeprefix("Value error, ") + "."
-        elif given is None or kind == "too_short":
-            is_option = given is None and "options" in (*path, *key)
+        elif value is None or kind == "too_short":
+            is_option = value is None and "options" in (*path, *key)
             about = f" {description_of(part)}" if is_option else ""
             text = f"this is empty; give {values}.{about}"
         else:
             quotes = "; put it in quotes" if values == KINDS["string"] else ""
-            text = f"give {values}, not {_shown(given)}{quotes}."
-        found.setdefault((*path, *key), f"{name_of((*path, *key))}: {text.rstrip()}")
-    return dict(itertools.islice(found.items(), MAX_PROBLEMS))
+            text = f"give {values}, not {_shown(value)}{quotes}."
+        sentences.setdefault((*path, *key), f"{name_of((*path, *key))}: {text.rstrip()}")
+    return dict(itertools.islice(sentences.items(), MAX_PROBLEMS))
 
 
 FORMER = "former"

@@ -58,7 +58,7 @@ class ProjectConfig(NamedTuple):
     inputs: tuple[str, ...]
     """The files with its records; of a sheet of samples, the sheet alone."""
     runs: Mapping[str, Run]
-    """By what each is called below results/: <run>, or <run>/<name> of each set of several."""
+    """The runs by their folder below results/: <run>, or <run>/<name> for each set of several."""
     sections: Mapping[str, Any]
     """What the config asks of steps, by their keys."""
     samples: str = ""
@@ -87,12 +87,12 @@ class ProjectConfig(NamedTuple):
         return step.Project(self.name, self.inputs, folders, self.sections, samples=self.samples)
 
     @property
-    def made(self) -> list[step.Made]:
-        """What the steps make, first that which features are computed of."""
-        return [*chain.from_iterable(self.made_around)]
+    def products(self) -> list[step.Made]:
+        """The products of all steps; those that are inputs of features come first."""
+        return [*chain.from_iterable(self.products_around)]
 
     @property
-    def made_around(self) -> tuple[list[step.Made], list[step.Made]]:
+    def products_around(self) -> tuple[list[step.Made], list[step.Made]]:
         """What they make before features, and what they make of them."""
         before, after = list[step.Made](), list[step.Made]()
         makers = _makers(self.sections)
@@ -171,7 +171,7 @@ def _sentences(
 ) -> Iterator[str]:
     for inside, sentence in problems:
         where = (key, *inside)
-        yield f"{project.origin.of(*where)}: {'.'.join(where)}: {sentence}"
+        yield f"{project.origin.at(*where)}: {'.'.join(where)}: {sentence}"
 
 
 def _with_runs(
@@ -199,8 +199,8 @@ def _with_runs(
 
 
 def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any], Origin]]:
-    """Return each set of features as a config of its own, and where that stands; without
-    `features:` there is one."""
+    """Return the config of each set of features with its origin; without `features:` the config
+    itself."""
     if FEATURES not in raw:
         return [(raw, origin)]
     configs.refuse_impossible(raw, origin)
@@ -212,16 +212,16 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
     whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
     _refuse_path(whole.run, origin)
     records = {key: getattr(whole, key) for key in ("inputs", "samples", "store", "results")}
-    found: list[tuple[Mapping[str, Any], Origin]] = []
+    configs_of_sets: list[tuple[Mapping[str, Any], Origin]] = []
     for name, keys in sets.items():
         of_set = f"{origin.source}: {FEATURES}.{name}"
         where = Origin(of_set, dict(_inside(origin.places, name)))
         for key in records.keys() & keys.keys():
             raise UserError(
-                f"{where.of(key)}: {key}: it belongs to the top level, outside '{FEATURES}:'."
+                f"{where.at(key)}: {key}: it belongs to the top level, outside '{FEATURES}:'."
             )
-        found.append(({"run": f"{whole.run}/{name}", **records, **keys}, where))
-    return found
+        configs_of_sets.append(({"run": f"{whole.run}/{name}", **records, **keys}, where))
+    return configs_of_sets
 
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
@@ -240,25 +240,25 @@ def _records(project: step.Project) -> dict[str, str]:
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
-    """Return the file of records that a set of features is `of`."""
+    """Return the file of records that the key `of` of a set of features names."""
     if kind is None:
         return files.get(run.run.rpartition("/")[2], next(iter(files.values())))
     if str(kind) not in files:
         raise UserError(
-            f"{run.origin.of(OF)}: of: there are no records {kind!r}; there are {listed(files)}."
+            f"{run.origin.at(OF)}: of: there are no records {kind!r}; there are {listed(files)}."
         )
     return files[str(kind)]
 
 
 def records_now(project: ProjectConfig, folder: Path) -> dict[str, list[Path]]:
-    """Return the files of records of each run by its name: what steps make of the inputs is made in
-    `folder` where it is not there, of samples a sheet; nothing of a run that reads the inputs
-    themselves."""
+    """Return the files of records of each run. Files that steps make of the inputs are written to
+    `folder` if they do not exist yet; of samples, that is a sheet. A run that reads the inputs has
+    none."""
     for_steps = project.for_steps
     now = {
-        file: made
+        file: file_now
         for key, maker in _makers(project.sections).items()
-        for file, made in zip(
+        for file, file_now in zip(
             maker.records(project.sections[key], for_steps).values(),
             maker.records_now(project.sections[key], for_steps, folder).values(),
             strict=True,
@@ -278,25 +278,25 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
 
 
 def draws_records() -> DrawsRecords:
-    """Return the step that draws the map of a report; UserError where an older install lacks it."""
-    for one in map(step_of, finding.known()):
-        if isinstance(one, DrawsRecords):
-            return one
+    """Return the step that draws the map of a report."""
+    for drawer in map(step_of, finding.known()):
+        if isinstance(drawer, DrawsRecords):
+            return drawer
     raise older()
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield where the keys of a set stand, and those of the records."""
-    for key, place in places.items():
+    """Yield the positions of the keys of a set, and of the keys of records."""
+    for key, where in places.items():
         if key[:2] == (FEATURES, name):
-            yield key[2:], place
+            yield key[2:], where
         elif key[0] in Records.model_fields:
-            yield key, place
+            yield key, where
 
 
 def _refuse_path(run: str, origin: Origin) -> None:
     if "/" in run:
-        where = origin.of("run")
+        where = origin.at("run")
         raise UserError(f"{where}: run: leave the / out, as it names a folder of its own.")
 
 
@@ -333,8 +333,8 @@ def read_one(path: Path, name: str | None = None) -> Run:
 
 
 def outputs_of(runs: Collection[Run]) -> dict[tuple[str, ...], list[str]]:
-    """Return the runs that have the same outputs, by these."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    """Return the names of the runs by their outputs."""
+    runs_of: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
-        found.setdefault(run.outputs, []).append(run.run)
-    return found
+        runs_of.setdefault(run.outputs, []).append(run.run)
+    return runs_of

@@ -18,7 +18,7 @@ from featuremill.store.results import runs_below
 class Runs(NamedTuple):
     """One run, or those of a config with several sets of features."""
 
-    given: Path
+    path: Path
     """What was typed: a folder, or a config."""
     folders: list[Path]
     """results/<run>, or results/<run>/<name>, of each."""
@@ -26,7 +26,7 @@ class Runs(NamedTuple):
     """What steps make, before them and of them."""
     num_before: int = 0
     """How many of these come before."""
-    asked: Sequence[Run] = ()
+    configs: Sequence[Run] = ()
     """What the config asks for, of each run; nothing where a folder was named."""
 
     @property
@@ -42,13 +42,13 @@ class Runs(NamedTuple):
         """Return what computes all of them, or goes on with it; `forced` is as in
         `command_line.again`."""
         known = next(filter(run_lock.read, self.folders), None)
-        if known or self.given.is_dir() or self.given in self.folders:
+        if known or self.path.is_dir() or self.path in self.folders:
             return command_line.again(known or self.folders[0], forced)
-        return command_line.first(self.given, run_lock.working_folder(self.folders[0]))
+        return command_line.first(self.path, run_lock.working_folder(self.folders[0]))
 
 
 def named(typed: Path) -> Runs:
-    """Return the runs that `given` names, whether they were begun or not.
+    """Return the runs that the path names, whether or not they have started.
 
     Raises:
         UserError: when it is a file that is no config, or would be a config and is not there.
@@ -61,24 +61,24 @@ def named(typed: Path) -> Runs:
         is_project = below and run_lock.is_in_results(typed) and not _is_run(typed)
         return Runs(typed, below if is_project else [typed])
     raw, places = configs.load(typed)
-    found = project.validate(raw, str(typed), places)
-    elsewhere = [typed.parent / folder for folder in found.folders]
-    for folder in (*found.folders, *elsewhere):
+    config = project.validate(raw, str(typed), places)
+    elsewhere = [typed.parent / folder for folder in config.folders]
+    for folder in (*config.folders, *elsewhere):
         run_lock.refuse_lost(folder)
-    runs = [*found.runs.values()]
-    if any(map(Path.exists, found.folders)) or not any(map(Path.exists, elsewhere)):
-        before, after = found.made_around
-        return Runs(typed, found.folders, [*before, *after], len(before), runs)
-    if found.sections:  # a step knows its files as they are called there
+    runs = [*config.runs.values()]
+    if any(map(Path.exists, config.folders)) or not any(map(Path.exists, elsewhere)):
+        before, after = config.products_around
+        return Runs(typed, config.folders, [*before, *after], len(before), runs)
+    if config.sections:  # a step knows its files as they are called there
         raise UserError(
             f"{typed}: its results are below {typed.parent}, not here; type: "
             f"cd {shlex.quote(str(typed.parent))} and then the same with {typed.name}."
         )
-    return Runs(typed, elsewhere, asked=runs)
+    return Runs(typed, elsewhere, configs=runs)
 
 
-def one(typed: Path) -> Path:
-    """Return the folder of the one run that the config `given` names.
+def only_folder(typed: Path) -> Path:
+    """Return the folder of the only run of the config `typed`.
 
     Raises:
         UserError: it is no config, or it has several sets of features.

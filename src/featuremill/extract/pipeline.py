@@ -123,19 +123,19 @@ class Shard:
         return self._sha256[32 * row : 32 * row + 32]
 
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows to commit. A row fails if it has a reason, or a value that is missing or
-        not finite."""
+        """Return the rows to commit. A row fails by a reason, or by a missing or non-finite
+        value."""
         plugin_errors.refuse_answer(self._workload, values, len(rows), self.values)
-        values, given = compute.split_reasons(values)
-        return self._of_part(rows, values, given)
+        values, reasons = compute.split_reasons(values)
+        return self._of_part(rows, values, reasons)
 
     def commit_failed(self, row: int, reason: str) -> None:
         self.commit(self._of_part([row], compute.failed(self.values, 1), [reason]))
 
     def _of_part(
-        self, rows: Sequence[int], values: pa.RecordBatch, given: Sequence[str | None]
+        self, rows: Sequence[int], values: pa.RecordBatch, reasons: Sequence[str | None]
     ) -> pa.RecordBatch:
-        return compute.rows_of_part([self._digest(row) for row in rows], values, given)
+        return compute.rows_of_part([self._digest(row) for row in rows], values, reasons)
 
     def commit(self, batch: pa.RecordBatch) -> None:
         start = time.monotonic()

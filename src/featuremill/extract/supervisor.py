@@ -165,8 +165,8 @@ class Supervisor:
             names = ", ".join(map(str, allowed))
             raise DeviceError(
                 f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
-                f"the last worker {manner}; see {logs.place()}, then run the same command again: "
-                "it continues from here."
+                f"the last worker {manner}; see {logs.log_or_screen()}, then run the same command "
+                "again: it continues from here."
             )
         return given_up
 
@@ -250,7 +250,7 @@ class Supervisor:
             raise OSError(trouble.errno, os.strerror(trouble.errno), trouble.filename)
         if status == WorkloadError.exit_status and message:
             raise WorkloadError(
-                f"{self._name}: {message.rstrip('.')}; {logs.place()} has the traceback."
+                f"{self._name}: {message.rstrip('.')}; {logs.log_or_screen()} has the traceback."
             )
         if -status in this_process.INTERRUPTS:
             raise SystemExit(128 - status)

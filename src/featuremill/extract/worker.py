@@ -52,7 +52,8 @@ from featuremill.workload.recipe import refuse_other_versions, versions
 
 PIECE_BYTES = 2**30
 MOST_OF_MEMORY = 0.5
-"""Share of the free memory. The first pages of a larger file might be gone before they are used."""
+"""The share of the free memory that the file may have. Of a larger file, the first pages might be
+evicted before they are used."""
 
 
 def start(workload: Workload, devices: Sequence[Device]) -> None:
@@ -71,13 +72,12 @@ def start_reading(path: Path) -> None:
 
 
 def make_contexts(num_gpus: int) -> None:
-    """Have CUDA's driver make the context of each GPU of this process that torch uses, the primary
-    one."""
+    """Create the primary CUDA context of each visible GPU."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuInit(0)
-    for place in range(num_gpus):
+    for ordinal in range(num_gpus):
         number, context = ctypes.c_int(), ctypes.c_void_p()
-        if driver.cuDeviceGet(ctypes.byref(number), place) == 0:
+        if driver.cuDeviceGet(ctypes.byref(number), ordinal) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
 
 
@@ -102,7 +102,7 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
         torch = sys.modules.get("torch")
         if torch is None:
             return 0
-        peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
+        peaks = [torch.cuda.max_memory_reserved(index) for index in range(len(devices))]
         return int(max(peaks) // 2**20)
     return this_process.peak_of_process_mb()
 

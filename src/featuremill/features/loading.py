@@ -46,15 +46,15 @@ def places_of(table: Table, ids: Sequence[str]) -> Rows:
     Raises:
         UserError: names those that are not there.
     """
-    found = Records(Results(table.path.parent), table).rows_named(ids)
-    if missing := [id for id in dict.fromkeys(ids) if id not in found]:
+    row_of = Records(Results(table.path.parent), table).rows_named(ids)
+    if missing := [id for id in dict.fromkeys(ids) if id not in row_of]:
         named = ", ".join(repr(clipped(id)) for id in missing[:MOST_NAMED])
         more = f" and {len(missing) - MOST_NAMED:,} more" if len(missing) > MOST_NAMED else ""
         raise UserError(
             f"{table.path}: there is no record {named}{more} in it; failed.tsv beside it lists the "
             "records without features, and of a run with samples an id is <sample>/<id>."
         )
-    return np.array([found[id] for id in ids], np.int64)
+    return np.array([row_of[id] for id in ids], np.int64)
 
 
 def taken(table: Table, rows: Rows) -> pa.Table:
@@ -114,9 +114,9 @@ def load(
 
 
 def _provenance(schema: pa.Schema) -> dict[Hashable | None, Any]:
-    """Return the attributes of a table of results; none of one that something else wrote."""
-    said = json.loads((schema.metadata or {}).get(b"featuremill", b"{}"))
-    return {name: json.loads(said[name]) if name in NESTED else said[name] for name in said}
+    """Return the attributes of a table of results; {} for a table of another program."""
+    texts = json.loads((schema.metadata or {}).get(b"featuremill", b"{}"))
+    return {name: json.loads(texts[name]) if name in NESTED else texts[name] for name in texts}
 
 
 def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], npt.NDArray[Any]]:

@@ -200,8 +200,8 @@ class Nearest:
             below = np.nextafter(floors.astype(self._dtype), -self._dtype.type(np.inf))
             self._floors = below[:, None]
 
-    def found(self) -> list[Found]:
-        """Return the nearest to each query."""
+    def hits(self) -> list[Found]:
+        """Return the nearest rows of each query, with their scores."""
         rows, closeness, ends = self._best.sorted()
         scores = self._sign * closeness
         starts = [0, *ends[:-1].tolist()]
@@ -281,4 +281,4 @@ def nearest_in_memory(
         for first_row in range(0, len(vectors), num_rows):
             rows = slice(first_row, first_row + num_rows)
             nearest.add(first_row, vectors[rows], excluded and excluded(some_queries, rows))
-        yield from nearest.found()
+        yield from nearest.hits()

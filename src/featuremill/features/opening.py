@@ -43,9 +43,9 @@ def open(
         IntegrityError: when files of the store contradict each other.
     """
     folder = Results(Path(run))
-    place, delivery = _delivered(folder, partial)
-    features = _opened(folder, place, delivery, column, choosing)
-    if place.find_delivery() != delivery:
+    delivered, delivery = _delivered(folder, partial)
+    features = _opened(folder, delivered, delivery, column, choosing)
+    if delivered.find_delivery() != delivery:
         raise UserError(
             f"{folder.root}: a merge is writing these results; try again when it is done."
         )
@@ -71,19 +71,19 @@ def open_parts(run: str | Path, column: str | None = None) -> Parts:
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:
-    """Return the folder of the results, and their manifest.json."""
+    """Return the folder of the results, whole or partial, and their manifest.json."""
     root = folder.root
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
     places = {False: [folder], True: [folder.partial], None: [folder, folder.partial]}
-    for place in places[partial]:
-        delivery = place.find_delivery()
+    for results in places[partial]:
+        delivery = results.find_delivery()
         if delivery is not None and not (delivery.partial and partial is False):
-            return place, delivery
-        if delivery is None and place.delivery.exists():
-            again = " --partial" if place != folder else ""
+            return results, delivery
+        if delivery is None and results.delivery.exists():
+            again = " --partial" if results != folder else ""
             raise UserError(
-                f"{place.delivery}: it cannot be read, so it is not known what the results are; "
+                f"{results.delivery}: it cannot be read, so it is not known what the results are; "
                 f"featuremill merge {root}{again} writes them anew."
             )
     if not (folder.plan.exists() or folder.delivery.exists()):
@@ -114,12 +114,12 @@ def _parts(
 
 
 def _opened(
-    folder: Results, place: Results, delivery: Delivery, column: str | None, choosing: str
+    folder: Results, delivered: Results, delivery: Delivery, column: str | None, choosing: str
 ) -> Features:
-    """Open the table of the results, and embeddings.npy where it is one of them; without a table,
-    the parts."""
-    root, written = folder.root, place.written()
-    paths = {output: place.root / file for file, output in outputs_of(written).items()}
+    """Open the table of the results, with embeddings.npy if it is one of them; without a table,
+    open the parts."""
+    root, written = folder.root, delivered.written()
+    paths = {output: delivered.root / file for file, output in outputs_of(written).items()}
     path, npy = paths.get("parquet_dataset") or paths.get("parquet"), paths.get("npy")
     if delivery.row_order == "shard":
         npy = None  # one that was exported is in the order of the input
@@ -132,7 +132,7 @@ def _opened(
         )
     if path is None:
         parts = _parts(folder, delivery, column, choosing, False)
-        return Features(folder, place, delivery, parts.column, *parts.by_record(), parts.check)
+        return Features(folder, delivered, delivery, parts.column, *parts.by_record(), parts.check)
     used = [path, npy] if npy else [path]
     for file in used:
         if not file.exists() or bytes_of(file) != written[file.name].bytes:
@@ -158,7 +158,7 @@ def _opened(
             if not written[file.name].is_at(file):
                 raise IntegrityError(_not_as_written(file, root))
 
-    return Features(folder, place, delivery, which, table, vectors, check)
+    return Features(folder, delivered, delivery, which, table, vectors, check)
 
 
 def _not_as_written(path: Path, root: Path) -> str:

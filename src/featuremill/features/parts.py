@@ -94,7 +94,7 @@ class Parts:
             is_named[rows[rows >= 0]] = True
         self.num_of_row[~is_named] = 0
         self.digest = digest_of(f"{name} {delivery.parts[name]}\n".encode() for name in self._parts)
-        """Of the names and digests of all parts."""
+        """A digest of the names and digests of all parts."""
         if not self.num_of_row.any():
             raise self._without_vectors()
         self.dtype: np.dtype[Any] = self._views[0].dtype
@@ -186,13 +186,13 @@ class Parts:
             yield ids.take(pa.array(places)).to_pylist(), rows[places]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
-        """Return the vectors (n, width) that stand at `within` their rows."""
-        batch, place = self._batch[rows], self._first[rows] + within
+        """Return the vectors (n, width) at the offsets `within` these rows."""
+        batch, position = self._batch[rows], self._first[rows] + within
         vectors = np.empty((len(rows), self.column.width), dtype)
         order = np.argsort(batch, kind="stable")
         numbers, starts = np.unique(batch[order], return_index=True)
         for number, here in zip(numbers, np.split(order, starts[1:]), strict=True):
-            vectors[here] = self._views[number][place[here]]
+            vectors[here] = self._views[number][position[here]]
         return vectors
 
     def of_rows(self, rows: Rows) -> tuple[Matrix, Rows]:

@@ -35,9 +35,9 @@ class Record(NamedTuple):
 
     id: str
     length: int
-    """Of its payload, in the workload's unit, such as residues."""
+    """The length of the payload in the workload's unit, such as residues."""
     sha256: str
-    """Of its payload, in hex."""
+    """The sha256 of the payload, in hex."""
     description: str
 
 
@@ -140,12 +140,12 @@ class Records:
         return records
 
     def ranks_of(self, rows: Rows) -> Rows:
-        """Return the place of each of `rows` among them by sha256 and then id, which does not
-        depend on the order of the results."""
+        """Return the rank of each of `rows` by sha256 and id, which does not depend on the order of
+        the results."""
         records = self.records_of(rows)
         ascending = sorted(records, key=lambda row: (records[row].sha256, records[row].id))
-        place_of = {row: place for place, row in enumerate(ascending)}
-        return np.array([place_of[row] for row in rows.tolist()], np.int64)
+        rank_of = {row: rank for rank, row in enumerate(ascending)}
+        return np.array([rank_of[row] for row in rows.tolist()], np.int64)
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
@@ -193,7 +193,7 @@ class Features(Records):
     def __init__(
         self,
         folder: Results,
-        place: Results,
+        delivered: Results,
         delivery: Delivery,
         column: Column,
         table: Table,
@@ -202,7 +202,7 @@ class Features(Records):
     ) -> None:
         """`table` says what the rows are, `vectors` has theirs, `check` compares digests."""
         super().__init__(folder, table)
-        self.place, self.delivery = place, delivery
+        self.delivered, self.delivery = delivered, delivery
         self._check = check
         self.plan: Plan | None = folder.find_plan()
         """It may be newer than the results."""
@@ -258,7 +258,7 @@ class Features(Records):
     def failures(self) -> Iterator[Failure]:
         """Yield the records of the run that have no vector, and why, in the order of its input;
         their ids are whole."""
-        path = self.place.root / FAILED[0]
+        path = self.delivered.root / FAILED[0]
         failures = failed.read(path) if path.exists() else iter(())
         return (failure._replace(id=failure.whole_id) for failure in failures)
 

@@ -31,12 +31,12 @@ class Shown(NamedTuple):
     """The records that a report shows: all, or some at even distances. Lists are as long as ids."""
 
     folder: Path
-    """Of the results."""
+    """The folder of the results."""
     ids: list[str]
     """Whole ones."""
     lengths: list[int]
     unit: str
-    """Of the lengths, such as "residues"."""
+    """The unit of lengths, such as "residues"."""
     total: int
     """Rows of the table."""
     column: str
@@ -47,8 +47,8 @@ class Shown(NamedTuple):
     """(N, D) float32."""
     descriptions: list[str]
     id_columns: IdColumns = ID_ALONE
-    """Of which the ids are made."""
+    """The columns of which the ids are made."""
     notes: Sequence[str | None] = ()
     """How records were cut or cleaned; empty if none was."""
     labels: Sequence[Labelled] = ()
-    """Of the user's tables; the first colours the map."""
+    """The labels of the user's tables; the first colours the map."""

@@ -58,14 +58,14 @@ class Table:
         """
         self.path = path
         self.groups: list[Group] = []
-        places = files_of(path)
-        allow_open(len(places))
-        files = [pq.ParquetFile(file, memory_map=True) for file in places]
+        files_of_table = files_of(path)
+        allow_open(len(files_of_table))
+        files = [pq.ParquetFile(file, memory_map=True) for file in files_of_table]
         self.schema: pa.Schema = files[0].schema_arrow
         if any(file.schema_arrow != self.schema for file in files):
             raise pa.ArrowInvalid(f"{path}: its files have different columns")
         # A file that stands alone may lie in a folder that is called like a sample's.
-        keys = [_keys_in(place.relative_to(path)) for place in places]
+        keys = [_keys_in(path_of_file.relative_to(path)) for path_of_file in files_of_table]
         for key in keys[0]:
             self.schema = self.schema.append(pa.field(key, pa.string()))
         self.id_columns = IdColumns.among(self.schema.names)
@@ -125,10 +125,10 @@ class Table:
     def _read(self, group: Group, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         first = group.first_row
         there = group.file.schema_arrow.names
-        asked = [name for name in columns if name in there or name not in KEYS]
+        in_file = [name for name in columns if name in there or name not in KEYS]
         with self._decoding():
             for batch in group.file.iter_batches(
-                ROWS_AT_ONCE, row_groups=[group.number], columns=asked
+                ROWS_AT_ONCE, row_groups=[group.number], columns=in_file
             ):
                 for key, value in group.key_of.items():
                     batch = batch.append_column(key, pa.repeat(value, batch.num_rows))
@@ -149,9 +149,9 @@ class Table:
             ) from None
 
 
-def _keys_in(place: Path) -> dict[str, str]:
+def _keys_in(path: Path) -> dict[str, str]:
     """Return the keys of ids in the names of the folders of a table's file, as in sample=a."""
-    pairs = (folder.name.partition("=") for folder in place.parents)
+    pairs = (folder.name.partition("=") for folder in path.parents)
     return {key: value for key, _, value in pairs if key in KEYS}
 
 

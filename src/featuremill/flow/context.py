@@ -214,7 +214,7 @@ class Flow:
         """What is asked of steps, by their keys of the config."""
         self.rules = whole.rules
         """The files with their rules."""
-        before, after = whole.made_around
+        before, after = whole.products_around
         self.made = [*before, *after]
         """What they make."""
         self._num_before = len(before)
@@ -425,7 +425,7 @@ class Flow:
         self.end_screen()
         self.note_steps()
         runs = self.as_runs
-        print(closing(self._failures, str(runs.folders[0] if runs.is_one else runs.given)))
+        print(closing(self._failures, str(runs.folders[0] if runs.is_one else runs.path)))
 
     @property
     def as_runs(self) -> Runs:

@@ -18,7 +18,7 @@ from typing import Any
 
 from featuremill import step, workload
 from featuremill.base import environment, this_process
-from featuremill.base.change import Change, told
+from featuremill.base.change import Change, in_words
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
@@ -247,7 +247,7 @@ def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
     if not internals.is_main(workflow) or internals.only_looks():
         return
     reports = [asked.reported(run, Path(run.folder)) for run in project.runs.values()]
-    for made in (*project.made, *reports):
+    for made in (*project.products, *reports):
         if made.missing():
             continue
         changes, others = made.differences()
@@ -283,7 +283,7 @@ def make_older_for(
     has no record of what was typed by hand, and none of files that no rule names."""
     is_dry = internals.is_dry(workflow)
     if is_dry and changes:
-        log.warning(f"{label}: the config has changed ({told(changes)}): a run makes it again.")
+        log.warning(f"{label}: the config has changed ({in_words(changes)}): a run makes it again.")
     elif others:
         again = "A run makes it again." if is_dry else "This is made again."
         log.warning(f"{label}: {listed(others)} changed since this was made. {again}")
@@ -320,7 +320,7 @@ def say_what_is_computed_again(workflow: Any, run: Run) -> None:
                 f"a run computes all {records} again, but for those that it computed with these "
                 f"options before{_time_of_last(run.folder)}"
             )
-        log.warning(f"{run.folder}: the config has changed ({told(changes)}): {said}.")
+        log.warning(f"{run.folder}: the config has changed ({in_words(changes)}): {said}.")
     else:
         forget_what_is_of_another_config(workflow, run)
 
@@ -414,7 +414,7 @@ def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None
         packages = step.optional(step_of(key), "PACKAGES")
         made = step_of(key).made(section, project.for_steps) if packages else ()
         if any(one.stands() != "yes" for one in made):
-            with refusing(f"{project.origin.of(key)}: {key}"):
+            with refusing(f"{project.origin.at(key)}: {key}"):
                 workload.refuse_lacking(packages)
 
 
@@ -588,8 +588,8 @@ def refuse_unseen_edits(run: Run, module: str) -> None:
     if plan and (changes := asked.changes_since(plan, run)):
         raise RefusedError(
             f"config of module {module}: {run.folder} was made of another config "
-            f"({told(changes)}), which --rerun-triggers keeps Snakemake from seeing; add params "
-            "and input to it."
+            f"({in_words(changes)}), which --rerun-triggers keeps Snakemake from seeing; add "
+            "params and input to it."
         )
 
 
@@ -613,7 +613,7 @@ def refuse_missing(
         if is_planned and not Path(path).exists():
             gone.append((f"options.{name}", path))
         elif not is_made(path):
-            with refusing(run.origin.of("options", name)):
+            with refusing(run.origin.at("options", name)):
                 option_files.refuse_missing(run.options, name)
     planned = {entry.path for entry in plan.inputs} if plan else set()
     for path in run.inputs:
@@ -625,7 +625,7 @@ def refuse_missing(
             gone.append(("inputs", path))
     if run.samples and not run.samples.startswith("results/"):
         refuse_unknown_labels(run, run.samples)
-        with refusing(f"{run.origin.of('samples')}: samples"):
+        with refusing(f"{run.origin.at('samples')}: samples"):
             files = run.files
             if not {*files} <= planned:
                 made = {path for path in files if is_made(path)}
@@ -634,7 +634,7 @@ def refuse_missing(
     lost = [(key, path) for key, path in gone if not is_made(path)]
     if plan and lost and (why := changed_since(folder, plan, run)):
         key, path = lost[0]
-        where = f"{run.origin.of(*key.split('.'))}: {key}"
+        where = f"{run.origin.at(*key.split('.'))}: {key}"
         raise RefusedError(_gone(where, path, run.folder, why))
 
 
@@ -652,7 +652,7 @@ def changed_since(folder: Results, plan: Plan, run: Run) -> str:
     changes = asked.changes_since(plan, run)
     if not changes and (others := others_planned_for(run)):
         return others
-    return told(changes) or next(iter(changed_sources(folder, plan)), "").rstrip(".")
+    return in_words(changes) or next(iter(changed_sources(folder, plan)), "").rstrip(".")
 
 
 def refuse_missing_here(run: Run) -> None:
@@ -660,7 +660,7 @@ def refuse_missing_here(run: Run) -> None:
     checkpoint that was not converted, and the labels of the report."""
     table, column = run.labels.file, run.labels.column
     if run.model and not Path(run.weights_json).exists():
-        with refusing(f"{run.origin.of(*run.model_key)}: {'.'.join(run.model_key)}"):
+        with refusing(f"{run.origin.at(*run.model_key)}: {'.'.join(run.model_key)}"):
             weights.refuse_missing(run.model, run.workload)
             run.options.check_files()
     report = asked.reported(run, Path(run.folder))
@@ -670,16 +670,16 @@ def refuse_missing_here(run: Run) -> None:
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
         ids = run.id_columns, run.labels.id_column
-        with refusing(f"{run.origin.of('labels', key)}: labels"):
+        with refusing(f"{run.origin.at('labels', key)}: labels"):
             labels.check(Path(table), column, *ids)
         if is_other:  # a job is going to read it
-            with refusing(f"{run.origin.of('labels', 'file')}: labels"):
+            with refusing(f"{run.origin.at('labels', 'file')}: labels"):
                 labels.read_ahead(Path(table), column, None, *ids, wanted=())
 
 
 def refuse_store(run: Run) -> None:
     """Refuse stores, of the config or else of the environment, whose first is only read."""
-    with refusing(run.origin.of("store") if run.store else ""):
+    with refusing(run.origin.at("store") if run.store else ""):
         shared.refuse_unwritable(run.store)
 
 
@@ -691,20 +691,20 @@ def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
     hint = _elsewhere(Path(project.samples), [project.samples], configs)
     if internals.is_imported(workflow) and not Path(project.samples).exists():
         hint = " A rule may make the files that a sheet names, but not the sheet itself."
-    with refusing(f"{project.origin.of('samples')}: samples", hint):
+    with refusing(f"{project.origin.at('samples')}: samples", hint):
         samples.read(Path(project.samples))
 
 
 def refuse_unknown_labels(run: Run, sheet: str) -> None:
     """Refuse labels that are a column of the `sheet`, and it has none of this name."""
     if run.labels.column and not run.labels.file:
-        with refusing(f"{run.origin.of('labels', 'column')}: labels"):
+        with refusing(f"{run.origin.at('labels', 'column')}: labels"):
             samples.read(Path(sheet)).refuse_unknown(run.labels.column)
 
 
 def refuse_missing_input(workflow: Any, path: str, inputs: Sequence[str], origin: Origin) -> None:
     hint = _elsewhere(Path(path), inputs, internals.config_files(workflow))
-    with refusing(f"{origin.of('inputs')}: inputs", hint):
+    with refusing(f"{origin.at('inputs')}: inputs", hint):
         source.check(Path(path))
 
 
@@ -717,7 +717,7 @@ def refuse_missing_of_steps(
     folder = project.for_steps.folder
     lacking = [
         (made, path)
-        for made in project.made
+        for made in project.products
         for path in made.made_of
         if not (path.startswith(f"{folder}/") or Path(path).exists() or is_made(path))
     ]
@@ -727,7 +727,7 @@ def refuse_missing_of_steps(
         for run in project.runs.values():
             refuse_unknown_labels(run, project.samples)
         if missing:
-            with refusing(f"{project.origin.of('samples')}: samples"):
+            with refusing(f"{project.origin.at('samples')}: samples"):
                 made_by_rules = {path for path in project.files if is_made(path)}
                 samples.read(Path(project.samples)).refuse_missing(made_by_rules)
     for _, path in missing:
@@ -755,7 +755,7 @@ def refuse_records(project: ProjectConfig) -> None:
 
 def _where(project: ProjectConfig, label: str) -> str:
     """Return where the config asks for what a step calls `label`."""
-    return f"{project.origin.of(*label.split('.')[:2])}: {label}"
+    return f"{project.origin.at(*label.split('.')[:2])}: {label}"
 
 
 def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> str:

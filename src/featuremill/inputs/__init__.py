@@ -350,8 +350,8 @@ def _read(path: Path, kind: kinds.Kind) -> Iterator[Piece | Record]:
     num_records = 0
     try:
         reader: Any = _reader(path, kind)
-        found = getattr(reader, "pieces" if reader is fasta else "read")(path, kind)
-        for each in found if reader is fasta else _refusing_proteins(path, found):
+        items = getattr(reader, "pieces" if reader is fasta else "read")(path, kind)
+        for each in items if reader is fasta else _refusing_proteins(path, items):
             num_records += each.num_records if isinstance(each, Piece) else 1
             yield each
     except source.DamagedError as damage:

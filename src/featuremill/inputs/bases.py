@@ -46,13 +46,13 @@ def clean(letters: str, num_before: int = 0) -> Cleaned:
 
 
 def _reason(letters: str, num_before: int) -> str:
-    """Name the first letter that is no base, and its place among the letters."""
+    """Return the reason for the first letter that is no base, with its position."""
     plain = letters.translate(NO_WHITESPACE)
     stranger = _STRANGER.search(plain)
     assert stranger, plain
     kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
-    place = stranger.start()
-    return kind.reason(f"{show_at(plain, place)} at base {num_before + place + 1}")
+    index = stranger.start()
+    return kind.reason(f"{show_at(plain, index)} at base {num_before + index + 1}")
 
 
 def _is_protein(letters: str) -> bool:

@@ -27,7 +27,7 @@ YES_OR_NO = {"true": True, "1": True, "false": False, "0": False}
 def payload(
     names: Sequence[str], values: Sequence[Any], types: Mapping[str, type]
 ) -> tuple[bytes, str]:
-    """Return the payload of a row, else the reason why a cell is not of its column's type."""
+    """Return the payload of a row and "", or b"" and why a cell has not its column's type."""
     row = dict(zip(names, values, strict=True))
     for name, type in types.items():
         try:
@@ -36,10 +36,10 @@ def payload(
             shown = f"{row[name]!s:.{MOST_SHOWN}}"
             detail = f"{shown!r} in column {name!r} is no {type.__name__}"
             return b"", reasons.CELLS.reason(detail.replace("\n", " "))
-    told = json.dumps(
+    encoded = json.dumps(
         row, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_plain
     )
-    return told.encode(), ""
+    return encoded.encode(), ""
 
 
 def texts(column: pa.Array) -> list[str]:
@@ -48,8 +48,8 @@ def texts(column: pa.Array) -> list[str]:
     import pyarrow as pa
 
     text = column.cast(pa.large_string()).fill_null("")
-    found: list[str] = text.to_numpy(zero_copy_only=False).tolist()
-    return found
+    values: list[str] = text.to_numpy(zero_copy_only=False).tolist()
+    return values
 
 
 def _read(value: Any, read: Callable[[Any], Any]) -> Any:
@@ -100,10 +100,10 @@ def _bool(value: Any) -> bool:
 
 def _nested(kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        found = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(found, kind):
+        parsed = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(parsed, kind):
             raise TypeError(value)
-        return found
+        return parsed
 
     return read
 

@@ -74,16 +74,15 @@ class Columns(NamedTuple):
 def find(
     path: Path, names: Sequence[str], chosen: Named, sequences: Sequence[Sequence[str]] = SEQUENCES
 ) -> Columns:
-    """Return where the columns stand in `names`: those that are `chosen`, or whose names tell, in
-    any case; UserError where that is not clear."""
-    id = one(path, names, chosen.id, IDS, "id")
-    sequence = one(path, names, chosen.sequence, sequences, "sequence")
+    """Return the indices of the id, sequence and description columns in `names`."""
+    id = find_column(path, names, chosen.id, IDS, "id")
+    sequence = find_column(path, names, chosen.sequence, sequences, "sequence")
     if id == sequence:
         raise UserError(
             f"{path}: {names[id]!r} cannot be both the id and the sequence column; set id_column "
             "and sequence_column under options to two of them."
         )
-    described = [place for place in _matches(names, DESCRIPTIONS) if place not in (id, sequence)]
+    described = [index for index in _matches(names, DESCRIPTIONS) if index not in (id, sequence)]
     return Columns(id, sequence, described[0] if len(described) == 1 else None)
 
 
@@ -92,16 +91,16 @@ def has_id(names: Sequence[str]) -> bool:
 
 
 def find_id(path: Path, names: Sequence[str], remedy: str = "call the right one 'id'") -> int:
-    """Return where the id stands in `names`; UserError with a `remedy` where that is not clear."""
-    places = _matches(names, IDS)
-    if not places:
+    """Return the index of the id column in `names`; the `remedy` ends an error message."""
+    indices = _matches(names, IDS)
+    if not indices:
         raise UserError(f"{path}: no column of ids is found (columns: {listed(names)}); {remedy}.")
-    if len(places) > 1:
-        found = listed([names[place] for place in places])
+    if len(indices) > 1:
+        matches = listed([names[index] for index in indices])
         raise UserError(
-            f"{path}: {found} may each be the id column; {remedy}, and rename or drop the others."
+            f"{path}: {matches} may each be the id column; {remedy}, and rename or drop the others."
         )
-    return places[0]
+    return indices[0]
 
 
 def first_of(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> str:
@@ -117,10 +116,10 @@ def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
     return names.index(wanted)
 
 
-def one(
+def find_column(
     path: Path, names: Sequence[str], chosen: str, ranks: Sequence[Sequence[str]], wanted: str
 ) -> int:
-    """Return where the column is that is `chosen`, else where the `wanted` one is found."""
+    """Return the index of the column `chosen`, else of the only one whose name is in `ranks`."""
     key = f"{wanted}_column"
     if chosen:
         if chosen not in names:
@@ -129,27 +128,27 @@ def one(
                 f"{listed(names)}."
             )
         return names.index(chosen)
-    places = _matches(names, ranks)
-    if len(places) != 1:
-        found = listed([names[place] for place in places])
+    indices = _matches(names, ranks)
+    if len(indices) != 1:
+        candidates = listed([names[index] for index in indices])
         problem = (
-            f"{found} may each be the {wanted} column"
-            if places
+            f"{candidates} may each be the {wanted} column"
+            if indices
             else f"no column of {wanted}s is found (columns: {listed(names)})"
         )
         raise UserError(
             f"{path}: {problem}; set {key} under options to the right one (featuremill init takes "
             f"--{key.replace('_', '-')})."
         )
-    return places[0]
+    return indices[0]
 
 
 def _matches(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> list[int]:
     # Some writers have "#" before the first name.
     plain = [re.sub(r"[\s_.-]+", "_", name.lstrip("# ").strip().lower()) for name in names]
     for rank in ranks:
-        if places := [place for place, name in enumerate(plain) if name in rank]:
-            return places
+        if indices := [index for index, name in enumerate(plain) if name in rank]:
+            return indices
     return []
 
 

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
     path: str
     line: int
-    """Line of the first header, at the beginning of the text."""
+    """The line number of the first header, with which the text begins."""
     text: str
     num_records: int
     is_first: bool
@@ -126,7 +126,7 @@ def _refuse_labels(path: Path) -> None:
     """Refuse records with a line of labels, as predictors of structure and topology write them:
     each has two lines of one length, which is not that of all records, as a wrapped line's is."""
     lengths: list[list[int]] = []
-    place = 0
+    line_number = 0
     with source.open_text(path, errors="surrogateescape") as text:
         for number, line in enumerate(itertools.islice(text, LINES_LOOKED_AT), 1):
             line = line.lstrip().lstrip("\ufeff").rstrip()
@@ -136,13 +136,13 @@ def _refuse_labels(path: Path) -> None:
                 lengths.append([])
             elif lengths and line and line[0] not in "#;":
                 lengths[-1].append(len(line))
-                place = place or number + 1
+                line_number = line_number or number + 1
     if len(lengths[-1] if lengths else ()) != 2:
         lengths = lengths[:-1]  # the rest of it was not looked at
-    if len({length for length, _ in lengths}) > 1 and all(one == two for one, two in lengths):
+    if len({length for length, _ in lengths}) > 1 and all(a == b for a, b in lengths):
         raise UserError(
-            f"{path}:{place}: each record has two lines of one length, so the second one is of "
-            "labels and no sequence; take the lines of labels out."
+            f"{path}:{line_number}: each record has two lines of one length, so the second one is "
+            "of labels and no sequence; take the lines of labels out."
         )
 
 

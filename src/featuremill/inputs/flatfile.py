@@ -112,7 +112,7 @@ def _proteins(entry: SeqRecord) -> Iterator[tuple[str, str, str]]:
     organism = entry.annotations.get("organism", "")
     for feature in entry.features:
         if feature.type == "CDS" and "translation" in feature.qualifiers:
-            told = {key: values[0] for key, values in feature.qualifiers.items() if values}
-            description = told.get("product", "") + (f" [{organism}]" if organism else "")
-            id = told.get("protein_id") or told.get("locus_tag") or ""
-            yield id, description.strip(), told.get("translation", "")
+            qualifiers = {key: values[0] for key, values in feature.qualifiers.items() if values}
+            description = qualifiers.get("product", "") + (f" [{organism}]" if organism else "")
+            id = qualifiers.get("protein_id") or qualifiers.get("locus_tag") or ""
+            yield id, description.strip(), qualifiers.get("translation", "")

@@ -18,14 +18,14 @@ from featuremill.workload import Record
 class Taken(NamedTuple):
     """What becomes of the rows of one table."""
 
-    places: Sequence[int]
-    """The columns that are wanted, from 0; the first of them holds the ids."""
+    indices: Sequence[int]
+    """Indices of the columns to read, from 0; the first is the column of ids."""
     num_texts: int
-    """Number of columns that are read as text."""
+    """How many of these columns, from the first on, are read as text."""
     of_row: Callable[[Sequence[Any], str, int], Record]
-    """Makes the record of the values at `places`, a source and a line."""
+    """Makes the record of the values at `indices`, a source and a line."""
     described: str
-    """In words, which columns are taken."""
+    """The columns that are read, in words."""
 
 
 class Sequences(NamedTuple):
@@ -44,13 +44,13 @@ class Sequences(NamedTuple):
     chosen: columns.Named = columns.Named()
 
     def taken(self, path: Path, names: Sequence[str]) -> Taken:
-        """Return what becomes of the rows of the table `path`, whose columns have these names."""
-        found = columns.find(path, names, self.chosen, self.names)
-        words = f"id from column {names[found.id]!r}, sequence from {names[found.sequence]!r}"
-        if found.description is None:
-            return Taken(found[:2], 2, self._of_row, words)
-        words += f", description from {names[found.description]!r}"
-        return Taken((*found[:2], found.description), 3, self._of_row, words)
+        """Return how rows of the table `path` with these columns become records."""
+        indices = columns.find(path, names, self.chosen, self.names)
+        words = f"id from column {names[indices.id]!r}, sequence from {names[indices.sequence]!r}"
+        if indices.description is None:
+            return Taken(indices[:2], 2, self._of_row, words)
+        words += f", description from {names[indices.description]!r}"
+        return Taken((*indices[:2], indices.description), 3, self._of_row, words)
 
     def _of_row(self, values: Sequence[str], source: str, line: int) -> Record:
         id, letters, *description = values
@@ -85,13 +85,13 @@ class Rows(NamedTuple):
 
     id_column: str = ""
     columns: Mapping[str, type] | Sequence[str] | None = None
-    """Columns of the payload, with the types of their cells; None for all but that of the ids."""
+    """The columns of the payload and the types of their cells; None for all but the id's."""
 
     def taken(self, path: Path, names: Sequence[str]) -> Taken:
-        """Return what becomes of the rows of the table `path`, whose columns have these names."""
+        """Return how rows of the table `path` with these columns become records."""
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(f"{path}: two columns are called {twice!r}; rename one of them.")
-        id = columns.one(path, names, self.id_column, columns.IDS, "id")
+        id = columns.find_column(path, names, self.id_column, columns.IDS, "id")
         wanted = [name for name in names if name != names[id]]
         if self.columns is not None:
             wanted = list(self.columns)

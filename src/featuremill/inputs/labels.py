@@ -110,7 +110,7 @@ def read(
     needed = (column, *([by] if by else []))
     for name in needed:
         check(path, name, id_columns, id_column)
-    found: dict[str, Label] = {}
+    labels: dict[str, Label] = {}
     num_empty = num_strange = 0
     names = tuple(dict.fromkeys([*needed, *id_columns.keys]))
     columns_there = names_of(path)
@@ -131,10 +131,10 @@ def read(
         if wanted is not None and id not in wanted:
             num_strange += 1
             continue
-        if id in found:
+        if id in labels:
             raise UserError(
-                f"{where}: {clipped(id)!r} has a label in line {found[id].line} already; leave one "
-                "of them."
+                f"{where}: {clipped(id)!r} has a label in line {labels[id].line} already; leave "
+                "one of them."
             )
         of_group = cells[by] if by else id if group == ID else id_columns.owner(id) or id
         if not of_group or (by and is_missing(of_group)):
@@ -142,13 +142,13 @@ def read(
                 f"{where}: {clipped(id)!r} has no {group}; give it one (its own id, where it has "
                 "no relatives), or leave the row out."
             )
-        found[id] = Label(cells[column], of_group, record.line)
-    if not found and not num_strange:
+        labels[id] = Label(cells[column], of_group, record.line)
+    if not labels and not num_strange:
         raise UserError(f"{path}: no row has a label in {column!r}; fill it in.")
     if log:
-        for doubt in _doubts({label.name for label in found.values()}):
+        for doubt in _doubts({label.name for label in labels.values()}):
             log.warning("%s: in %r, %s.", path, column, doubt)
-    return found, num_empty
+    return labels, num_empty
 
 
 def read_ahead(
@@ -213,27 +213,27 @@ class HasIds(Protocol):
 
 
 def by_record(
-    found: Mapping[str, Label], path: Path, parts: Sequence[HasIds], records: NamedRecords
+    labels: Mapping[str, Label], path: Path, parts: Sequence[HasIds], records: NamedRecords
 ) -> dict[str, Label]:
-    """Return `found` by the ids of records: names in the table `path` are those or accessions. What
-    is of no record stays under its own name.
+    """Return `labels` by the ids of records; the table `path` may name records by id or accession.
+    A name of no record keeps its label.
 
     Raises:
         UserError: a name is of several records, or few names are of any.
     """
     ids = chain.from_iterable(map(_ids_of, parts))
-    return of_ids(found, path, ids, records)
+    return of_ids(labels, path, ids, records)
 
 
 def of_ids(
-    found: Mapping[str, Label], path: Path, ids: Iterable[str], records: NamedRecords
+    labels: Mapping[str, Label], path: Path, ids: Iterable[str], records: NamedRecords
 ) -> dict[str, Label]:
-    """Return `found` by these `ids`, as `by_record` does."""
-    lines = {name: label.line for name, label in found.items()}
+    """Return `labels` by these `ids`, as `by_record` does."""
+    lines = {name: label.line for name, label in labels.items()}
     names = Matcher(path, lines, records.called, records.id_columns, records.log).match(ids)
     names.check()
     renamed = {}
-    for name, label in found.items():
+    for name, label in labels.items():
         id = names.id_of.get(name, name)
         renamed[id] = label._replace(group=id) if label.group == name else label
     return renamed

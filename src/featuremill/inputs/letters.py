@@ -82,10 +82,10 @@ def doubtful_id(id: str) -> str:
     return f"{WORD_AS_ID}: {id}" if reasons.is_missing(id) else ""
 
 
-def show_at(letters: str, place: int) -> str:
-    """Return how to print the letter at `place`, or the special token there as a whole."""
-    token = SPECIAL_TOKEN.match(letters, place)
-    return f"'{token.group()}'" if token else show(letters[place])
+def show_at(letters: str, index: int) -> str:
+    """Return the letter at `index` for a message, or the whole special token that starts there."""
+    token = SPECIAL_TOKEN.match(letters, index)
+    return f"'{token.group()}'" if token else show(letters[index])
 
 
 def show(letter: str) -> str:

@@ -34,7 +34,7 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
     with _opened(path) as (names, batches):
         taken = kind.taken(path, names)
         row = 0
-        for batch in batches(taken.places):
+        for batch in batches(taken.indices):
             yield from _records(path, batch, taken, row)
             row += batch.num_rows
 
@@ -46,7 +46,7 @@ def names_of(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
-    """Yield the names of the columns, and what reads them.
+    """Yield the names of the columns, and a function that reads columns by index.
 
     Raises:
         UserError: the file is no such table, or its content cannot be read.
@@ -66,8 +66,8 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
             "of its format, or write it again."
         )
     try:
-        with _reader(path, start) as found:
-            yield found
+        with _reader(path, start) as reader:
+            yield reader
     except MemoryError as error:
         raise UserError(
             f"{path}: this {format} file unpacks to more than there is memory ({error}); look what "
@@ -87,20 +87,20 @@ def _reader(path: Path, start: bytes) -> Iterator[tuple[list[str], Batches]]:
             count = reader.num_record_batches
             yield (
                 reader.schema.names,
-                lambda places: _slices(map(reader.get_batch, range(count)), places),
+                lambda indices: _slices(map(reader.get_batch, range(count)), indices),
             )
     elif start.startswith(ARROW_STREAM):
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            yield reader.schema.names, lambda places: _slices(reader, places)
+            yield reader.schema.names, lambda indices: _slices(reader, indices)
     else:
         with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
             names = table.schema_arrow.names
             yield (
                 names,
-                lambda places: (
-                    batch.select([names[place] for place in places])
+                lambda indices: (
+                    batch.select([names[index] for index in indices])
                     for batch in table.iter_batches(
-                        BATCH_ROWS, columns=[names[place] for place in places]
+                        BATCH_ROWS, columns=[names[index] for index in indices]
                     )
                 ),
             )
@@ -114,8 +114,8 @@ def _slices(batches: Iterator[pa.RecordBatch], places: Sequence[int]) -> Iterato
 
 def _records(path: Path, batch: pa.RecordBatch, taken: Taken, row: int) -> Iterator[Record]:
     columns = [
-        cells.texts(column) if place < taken.num_texts else column.to_pylist()
-        for place, column in enumerate(batch.columns)
+        cells.texts(column) if index < taken.num_texts else column.to_pylist()
+        for index, column in enumerate(batch.columns)
     ]
     name = str(path)
     for number, values in enumerate(zip(*columns, strict=True), row + 1):

@@ -44,9 +44,9 @@ def parts_of(payload: bytes) -> Parts:
 
 
 def alike(parts: Sequence[Parts]) -> list[list[int]]:
-    """Return by their places the records of which a network sees one sequence: each by itself, and
-    regions of a sequence together."""
-    found: dict[object, list[int]] = {}
-    for place, each in enumerate(parts):
-        found.setdefault(each[:2] if each.region else place, []).append(place)
-    return list(found.values())
+    """Return groups of records, by index, for which a network sees one sequence: the regions of a
+    sequence together, any other record by itself."""
+    groups: dict[object, list[int]] = {}
+    for index, each in enumerate(parts):
+        groups.setdefault(each[:2] if each.region else index, []).append(index)
+    return list(groups.values())

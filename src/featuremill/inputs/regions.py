@@ -61,10 +61,10 @@ class Regions:
         names = names_in_table(path, "regions")
         id = columns.find_id(path, names)
         start, end = (
-            names[columns.one(path, names, "", ranks, wanted)]
+            names[columns.find_column(path, names, "", ranks, wanted)]
             for ranks, wanted in ((STARTS, "start"), (ENDS, "end"))
         )
-        others = [name for place, name in enumerate(names) if place != id]
+        others = [name for index, name in enumerate(names) if index != id]
         named = columns.first_of(others, NAMES)
         self._of: dict[str, list[Region]] = {}
         wanted = (start, end, *([named] if named else []))

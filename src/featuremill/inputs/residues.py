@@ -79,14 +79,14 @@ def _is_nucleotides(payload: bytes) -> bool:
 
 
 def _reason(letters: str) -> str:
-    """Name the first letter that is no residue, and its place among the residues."""
+    """Return the reason for the first letter that is no residue, with its position."""
     residues = letters.translate(NO_WHITESPACE).rstrip("*")
     stranger = _STRANGER.search(residues)
     assert stranger, residues
-    place = stranger.start()
+    index = stranger.start()
     if stranger.group() == "*":
-        return reasons.STOP.reason(f"residue {place + 1}")
-    return reasons.LETTERS.reason(f"{show_at(residues, place)} at residue {place + 1}")
+        return reasons.STOP.reason(f"residue {index + 1}")
+    return reasons.LETTERS.reason(f"{show_at(residues, index)} at residue {index + 1}")
 
 
 protein = maker(clean)

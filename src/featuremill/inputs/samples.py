@@ -37,7 +37,7 @@ class Row(NamedTuple):
     """The number of its sample, from 0, in the order of names."""
     file: str
     line: int
-    """Line in the sheet."""
+    """The line number in the sheet."""
 
 
 class Sheet(NamedTuple):
@@ -48,8 +48,8 @@ class Sheet(NamedTuple):
     """Sample by sample."""
 
     @property
-    def told(self) -> str:
-        """How much there is, in words."""
+    def summary(self) -> str:
+        """The numbers of samples and files, in words."""
         files = f"{counted(len(self.about[SAMPLE]), 'sample')} in {counted(len(self.rows), 'file')}"
         return f"{self.path}: {files}"
 

@@ -48,9 +48,9 @@ class Line(NamedTuple):
 def read(path: Path, kind: Kind) -> Iterator[Record]:
     """Stream the rows of a CSV or TSV table."""
     taken = kind.taken(path, names_of(path))
-    name, places = str(path), taken.places
+    name, indices = str(path), taken.indices
     for line, cells in rows(path):
-        yield taken.of_row([cells[place] for place in places], name, line)
+        yield taken.of_row([cells[index] for index in indices], name, line)
 
 
 def names_of(path: Path) -> list[str]:
@@ -136,7 +136,7 @@ class _Lines(Iterator[Line]):
         self._ahead: deque[Line] = deque()
         """Lines that were read and put back."""
         self._open = 0
-        """Line of a TSV table where a mark opened a cell that may continue; 0 without one."""
+        """In a TSV table, the line of the quotation mark that opened an unfinished cell; else 0."""
         self._is_sure: bool | None = None
         """Whether the file is known to quote cells."""
 
@@ -184,9 +184,9 @@ class _Lines(Iterator[Line]):
         cells = line.text.rstrip("\n").split(self._separator)
         if len(cells) != self._width:
             return []
-        for place, cell in enumerate(cells):
+        for index, cell in enumerate(cells):
             if MARK in cell:
-                cells[place] = inner = cell[1:-1]
+                cells[index] = inner = cell[1:-1]
                 if MARK in inner or cell != f"{MARK}{inner}{MARK}":
                     return []
         return cells

@@ -34,15 +34,15 @@ def read(folder: Path, card: type[One], name: str, tensors: str, missing: str) -
         IntegrityError: when `tensors` are not what it tells of.
     """
     try:
-        found = card.read(folder / name)
+        content = card.read(folder / name)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder}: {missing}") from None
     path = folder / tensors
-    if not path.is_file() or sha256_of(path) != found.sha256:
+    if not path.is_file() or sha256_of(path) != content.sha256:
         raise IntegrityError(
-            f"{path}: it is gone, or its digest is not that in {name}; {found.REMEDY}."
+            f"{path}: it is gone, or its digest is not that in {name}; {content.REMEDY}."
         )
-    return found
+    return content
 
 
 def refuse_other_folder(

@@ -23,11 +23,11 @@ class Table(NamedTuple):
     key: str
     """The step's KEY, and the folder of the tables."""
     suffix: str
-    """Of the table."""
+    """The ending of the table's file name."""
     beside: str
     """What the other table's name has in place of the suffix."""
     figures: tuple[str, ...]
-    """Those of the card's `counts` that status tells."""
+    """The keys of the card's `counts` that status shows."""
 
     def of(self, name: str, project: Project) -> str:
         """Return the table that the config calls `name`."""
@@ -69,9 +69,10 @@ def _listed(card: Path) -> State:
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:
-    """Return keys of a config as options of a command, those that are given."""
-    given = ((key.replace("_", "-"), value) for key, value in options.items() if value is not None)
-    return [f"--{key}={value}" for key, value in given]
+    """Return the keys of a config that are set as options of a command."""
+    return [
+        f"--{key.replace('_', '-')}={options[key]}" for key in options if options[key] is not None
+    ]
 
 
 def id_columns_of(project: Project, folder: str) -> IdColumns:
@@ -85,15 +86,15 @@ def id_columns_of(project: Project, folder: str) -> IdColumns:
     return records.id_columns_of(path) if path.exists() else ID_ALONE
 
 
-def stands(made: Sequence[Made], label: str, project: Project) -> bool:
-    """Return whether what status calls `label` is finished: no job is going to read its table."""
-    return next(one for one in project.with_states(made) if one.label == label).stands() == "yes"
+def stands(products: Sequence[Made], label: str, project: Project) -> bool:
+    """Return whether the product `label` is finished, so that no job will read its table."""
+    by_label = {product.label: product for product in project.with_states(products)}
+    return by_label[label].stands() == "yes"
 
 
 def are_there(table: str | None, folders: Iterable[str], project: Project) -> bool:
-    """Return whether a table, if any, and features of finished runs elsewhere are there: a rule of
-    another workflow may still have to make them."""
-    others = (Path(one, "manifest.json") for one in folders if one not in project.features.values())
+    """Return whether the table, if any, and the features of runs of other workflows exist."""
+    others = (Path(run, "manifest.json") for run in folders if run not in project.features.values())
     return all(path.exists() for path in (*map(Path, filter(None, [table])), *others))
 
 

@@ -23,7 +23,7 @@ class Free(NamedTuple):
     num_taken: int
     last_leased: float
     free_mb: int
-    place: int
+    position: int
     """Position in the order of the devices."""
     note: str
     """A message for when it is taken."""
@@ -61,11 +61,11 @@ class Chooser:
         cooling = self._cooling()
         leased = 0
         try:
-            for place, device in enumerate(self._devices):
+            for index, device in enumerate(self._devices):
                 if device.uuid in cooling:
                     barred[device.label] = cooling[device.uuid]
                     continue
-                device_slot, why = self._try(device, place)
+                device_slot, why = self._try(device, index)
                 if device_slot:
                     free.append(device_slot)
                 else:
@@ -83,7 +83,7 @@ class Chooser:
             other.slot.close()
         return Pass(chosen, barred, leased < len(barred))
 
-    def _try(self, device: Device, place: int) -> tuple[Free | None, str]:
+    def _try(self, device: Device, index: int) -> tuple[Free | None, str]:
         """Return a slot of `device`, or the reason why there is none."""
         now = condition.look(device)
         if now.problem:
@@ -103,7 +103,7 @@ class Chooser:
             return None, why
         note = "" if is_shared or taking.num_taken else condition.used_by_display(now)
         when = taking.last_leased
-        return Free(device, taking.slot, taking.num_taken, when, now.free_mb, place, note), ""
+        return Free(device, taking.slot, taking.num_taken, when, now.free_mb, index, note), ""
 
     def _unfit(self, now: Condition) -> str:
         if now.problem:
@@ -122,10 +122,10 @@ class Chooser:
         """Return the sort key of a free device, lowest first; docs/lease.md describes the order."""
         failures = self._failures.get(free.device.uuid, 0)
         if self._request.policy == "memory":
-            return (failures, -free.free_mb, free.place)
+            return (failures, -free.free_mb, free.position)
         if self._request.policy == "sequential":
-            return (failures, free.place)
-        return (failures, free.num_taken, free.last_leased, free.place)
+            return (failures, free.position)
+        return (failures, free.num_taken, free.last_leased, free.position)
 
     def _cooling(self) -> dict[str, str]:
         """Return the devices that have to rest. If these are too many, the work is at fault and

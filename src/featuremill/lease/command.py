@@ -70,14 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
         die_with_parent(os.getppid(), signal.SIGTERM)
     restore_signals()
     gpus = GpuOptions.parse(arguments.gpus, arguments.devices)
-    given = {
+    options = {
         "slots_per_gpu": arguments.slots_per_gpu,
         "min_free_mb": arguments.min_free_mb,
         "policy": arguments.policy,
         "devices": gpus.devices or None,
         "wait_seconds": arguments.wait,
     }
-    request = Request.from_environment(given, gpus.number or 1, arguments.index_mode)
+    request = Request.from_environment(options, gpus.number or 1, arguments.index_mode)
     held = acquire(arguments.device, request)
     log.info("leased %s", held.how)
     sys.stdout.flush()

@@ -18,7 +18,7 @@ from .errors import UserError
 
 NAME = "featuremill-leases"
 PROTOCOL = 1
-"""The version of the meaning of the locks, as PROTOCOL.md of gpu-local has it. A folder of a later
+"""The version of the locks' meaning, which PROTOCOL.md of gpu-local describes. A folder of a later
 version has it in a file `protocol`."""
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
@@ -34,7 +34,7 @@ MAKING_SECONDS = 1.0
 
 
 def find() -> Path:
-    """Return the folder, made if needed.
+    """Return the folder of leases; make it if it does not exist.
 
     Every user must find the same one, root too: the first that exists, else the first place where
     any user may make it.
@@ -43,14 +43,14 @@ def find() -> Path:
     if named:
         folder = named
     else:
-        places = [parent / NAME for parent in PARENTS]
-        open_places = [place for place in places if _is_open_to_all(place.parent)]
-        existing = [place for place in places if _is_open_to_all(place)]
-        if not existing and not open_places:
+        paths = [parent / NAME for parent in PARENTS]
+        open_paths = [path for path in paths if _is_open_to_all(path.parent)]
+        existing = [path for path in paths if _is_open_to_all(path)]
+        if not existing and not open_paths:
             raise UserError(
                 f"there is no folder for GPU leases; name a local one in {LEASE_FOLDER}."
             )
-        folder = (existing or open_places)[0]
+        folder = (existing or open_paths)[0]
     try:
         folder.mkdir(parents=bool(named))
         folder.chmod(MODE)  # mkdir's own mode is reduced by the umask

@@ -28,7 +28,7 @@ def text() -> str:
         devices = survey()
         rows = [row for device in devices for row in _rows(where, device, held)]
     known = {device.uuid for device in devices}
-    rows += [_leased(where, one, gpu(uuid)) for one in held if (uuid := _uuid(one)) not in known]
+    rows += [_leased(where, each, gpu(uuid)) for each in held if (uuid := _uuid(each)) not in known]
     if not rows:
         return f"No NVIDIA GPU is visible on this machine; {DOCTOR} shows why."
     widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]

@@ -52,11 +52,11 @@ class Offer(NamedTuple):
 def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
     """Return the devices for `request`; none on a machine without a GPU."""
     everything = survey()
-    given, given_by = _given(everything)
-    asked = _asked(everything, given, given_by, request.devices) if request.devices else given
+    granted, source = _granted(everything)
+    wanted = _wanted(everything, granted, source, request.devices) if request.devices else granted
     usable: list[Device] = []
     excluded: dict[str, str] = {}
-    for device in dict.fromkeys(asked):
+    for device in dict.fromkeys(wanted):
         if device.problem:
             excluded[device.label] = device.problem
         elif device.uuid in avoid:
@@ -65,21 +65,21 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
             excluded[device.label] = f"it has {device.memory_mb} MB in all"
         else:
             usable.append(device)
-    num_given = len(set(given)) if given_by else 0
-    return Offer(tuple(usable), excluded, given_by, num_given)
+    num_given = len(set(granted)) if source else 0
+    return Offer(tuple(usable), excluded, source, num_given)
 
 
-def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
-    """Return the devices given by a scheduler or user, and the name of the variable."""
+def _granted(everything: Sequence[Device]) -> tuple[list[Device], str]:
+    """Return the devices that a scheduler or user grants, and the name of the variable."""
     mask = CUDA_VISIBLE_DEVICES.text()
     if mask is not None:
-        given = visible(everything, mask)
-        if everything and not given and mask.strip() not in NO_DEVICES:
+        granted = visible(everything, mask)
+        if everything and not granted and mask.strip() not in NO_DEVICES:
             # If a named GPU is missing, the CPU must not replace it.
             lost = [f"{d.label}: {d.problem}" for d in everything if d.problem]
             kind = DeviceError if lost else UserError
             raise kind("; ".join([f"{MASK}={mask} names no GPU that is here", *lost]) + ".")
-        return given, MASK
+        return granted, MASK
     for variable in GIVEN_BY_SCHEDULERS:
         text = variable.text() or ""
         if text in NAMES_NOTHING:
@@ -90,15 +90,15 @@ def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
     return list(everything), ""
 
 
-def _asked(
-    everything: Sequence[Device], given: Sequence[Device], given_by: str, asked: str
+def _wanted(
+    everything: Sequence[Device], granted: Sequence[Device], source: str, wanted: str
 ) -> list[Device]:
     chosen: list[Device] = []
-    for token in (part.strip() for part in asked.split(",")):
+    for token in (part.strip() for part in wanted.split(",")):
         matches = named(everything, token)
-        if not set(matches) & set(given):
-            raise UserError(f"GPU {token} is hidden by {given_by}={Variable(given_by).text()}.")
-        chosen += [device for device in matches if device in given]
+        if not set(matches) & set(granted):
+            raise UserError(f"GPU {token} is hidden by {source}={Variable(source).text()}.")
+        chosen += [device for device in matches if device in granted]
     return chosen
 
 

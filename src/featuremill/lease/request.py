@@ -51,15 +51,15 @@ class Request(NamedTuple):
 
     @classmethod
     def from_environment(
-        cls, given: Mapping[str, object] | None = None, num_gpus: int = 1, index_mode: bool = False
+        cls, fields: Mapping[str, object] | None = None, num_gpus: int = 1, index_mode: bool = False
     ) -> Request:
-        """Return the request of the FEATUREMILL_* variables, except for the fields in `given`.
+        """Return the request by the FEATUREMILL_* variables; `fields` replace their values.
 
         The number 0, as from a clipped Snakemake resource, means 1.
         """
-        said = {key: str(value) for key, value in (given or {}).items() if value is not None}
+        texts = {key: str(value) for key, value in (fields or {}).items() if value is not None}
         values = {
-            field: variable.parse(said[field]) if field in said else variable.value()
+            field: variable.parse(texts[field]) if field in texts else variable.value()
             for field, variable in VARIABLES.items()
         }
         return cls(max(1, num_gpus), index_mode=index_mode, **values)

@@ -157,8 +157,8 @@ def holders(folder: Path, device: str | None = None) -> tuple[Holder, ...]:
 
 
 def _holder(path: Path) -> Holder:
-    found = read_note(path)
-    note: dict[str, Any] = found if isinstance(found, dict) else {}
+    content = read_note(path)
+    note: dict[str, Any] = content if isinstance(content, dict) else {}
     pid, since = note.get("pid"), note.get("since")
     return Holder(
         name=path.name.removesuffix(SUFFIX),

@@ -31,4 +31,4 @@ def _written_out(letter: str) -> str:
 
 def one_line(text: str) -> str:
     """Return `text` with its control characters written out: it fits a cell of a table."""
-    return CONTROL.sub(lambda found: _written_out(found.group()), text)
+    return CONTROL.sub(lambda match: _written_out(match.group()), text)

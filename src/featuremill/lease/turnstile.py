@@ -42,13 +42,13 @@ def turn(path: Path, deadline: float | None, tick: Callable[[], float]) -> Itera
     Raises:
         TurnstileTimeoutError: `deadline` (of time.monotonic) has passed.
     """
-    place = _Place(path)
+    ticket = _Place(path)
     try:
-        if not place.is_first():
-            place.wait(deadline, tick)
+        if not ticket.is_first():
+            ticket.wait(deadline, tick)
         yield
     finally:
-        place.leave()
+        ticket.leave()
 
 
 class _Place:

@@ -85,7 +85,7 @@ def account(
 
 
 def _add_failures(
-    found: Shuffle, part: Part, places: npt.NDArray[np.void], folder: Results, shard: str
+    failures: Shuffle, part: Part, places: npt.NDArray[np.void], folder: Results, shard: str
 ) -> None:
     sha256, reasons = part.columns()
     rows = order_of(sha256)[places["row"]]
@@ -94,8 +94,8 @@ def _add_failures(
     payloads = payloads_of(folder, part, shard, places["row"][is_failed], sha256[rows])
     if len(rows):
         columns = [reasons.take(pa.array(rows)), payloads]
-        found.add(
-            places["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=found.columns)
+        failures.add(
+            places["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=failures.columns)
         )
 
 
@@ -134,17 +134,17 @@ class Lists:
     ) -> None:
         """List a block's refused, failed and pending records; `first` is its first ordinal."""
         where = failed.column("ordinal").to_numpy() - first
-        told = dict(zip(where.tolist(), failed.column("reason").to_pylist(), strict=True))
-        told |= dict.fromkeys(pending.tolist(), NOT_YET)
+        reasons = dict(zip(where.tolist(), failed.column("reason").to_pylist(), strict=True))
+        reasons |= dict.fromkeys(pending.tolist(), NOT_YET)
         is_refused = np.asarray(pc.equal(block["status"].cast(pa.string()), "refused"))
-        listed = np.union1d(np.flatnonzero(is_refused), np.array(list(told), np.int64))
+        listed = np.union1d(np.flatnonzero(is_refused), np.array(list(reasons), np.int64))
         if not len(listed):
             return
         rows = block.take(pa.array(listed)).select(["id", "source", "line", "reason", *self._keys])
         for position, id, source, line, reason, *keys in zip(
             listed.tolist(), *(column.to_pylist() for column in rows.columns), strict=True
         ):
-            why = told.get(position)
+            why = reasons.get(position)
             status = "refused" if why is None else "pending" if why is NOT_YET else "failed"
             self._table.row([id, source, line, status, why or reason, *keys])
         self._add_fasta(block.take(pa.array(where)), failed.column("payload").to_pylist())

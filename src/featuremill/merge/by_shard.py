@@ -106,8 +106,8 @@ class ByShard:
             groups = range(records.num_row_groups)
             sizes = [records.metadata.row_group(group).num_rows for group in groups]
             edges = np.cumsum([0, *sizes], dtype=np.int64)
-            place = self.scratch / "failed.bin"
-            failures = stack.enter_context(closing(Shuffle(place, FAILURE, edges)))
+            path = self.scratch / "failed.bin"
+            failures = stack.enter_context(closing(Shuffle(path, FAILURE, edges)))
             listed = set(self._identities.with_refused)
             for number, shard in enumerate(self._shards):
                 if shard.failed:
@@ -126,20 +126,20 @@ class ByShard:
                 lists.add(block, failures.read(group), int(edges[group]), nothing)
 
     def _add_failures(self, failures: Shuffle, number: int) -> npt.NDArray[np.int64]:
-        """Add the failed records of a shard to `failures`; return their places in the input."""
+        """Add the failed records of a shard to `failures`; return their ordinals in the input."""
         shard = self._shards[number]
         path = delivered.folder_of(self._folder, shard.key) / FAILURES
         with pa.OSFile(str(path)) as file:
             rows = pa.ipc.open_file(file).read_all()
-        (found,) = rows.combine_chunks().to_batches()
-        if found.num_rows != shard.failed:
+        (failed,) = rows.combine_chunks().to_batches()
+        if failed.num_rows != shard.failed:
             raise IntegrityError(
                 f"{path}: it has other failed records than were counted; remove "
                 f"{path.parent} and run the same command again."
             )
-        places = self._identities.of(number).column("number").take(found.column("place"))
-        ordinals: npt.NDArray[np.int64] = places.to_numpy()
-        failures.add(ordinals, found.select(FAILURE.names))
+        column = self._identities.records_of(number).column("number").take(failed.column("place"))
+        ordinals: npt.NDArray[np.int64] = column.to_numpy()
+        failures.add(ordinals, failed.select(FAILURE.names))
         return ordinals
 
     def write(
@@ -151,7 +151,7 @@ class ByShard:
         Raises:
             IntegrityError: when there are not `num_ok` rows in them.
         """
-        found: dict[str, Written] = {}
+        written: dict[str, Written] = {}
         for output, path in paths.items():
             files = self._named(output)
             num_rows = sum(file.rows for _, file in files.values())
@@ -159,14 +159,14 @@ class ByShard:
                 raise IntegrityError(f"merge: {num_rows} rows written for {num_ok} ok records.")
             sha256 = {str(name): file.sha256 for name, (_, file) in files.items()}
             with ours.delivering_folder(path, partial(_known, sha256)) as new:
-                for name, (place, file) in files.items():
-                    _link(place, new / name, file)
+                for name, (source, file) in files.items():
+                    _link(source, new / name, file)
                 if not files:
                     sha256.update(self._write_none(output, new, provenance))
-                found[path.name] = Written.of(new, sha256)
+                written[path.name] = Written.of(new, sha256)
             with ours.delivering(path.with_name(index_of(path.name))) as new:
                 _write_index(new, files)
-        return found
+        return written
 
     def _write_none(self, output: str, to: Path, provenance: dict[str, str]) -> dict[str, str]:
         """Write a file without rows, and return its sha256 by its name."""
@@ -175,15 +175,15 @@ class ByShard:
         return {name: sha256_of(to / name)}
 
     def _named(self, output: str) -> dict[Path, tuple[Path, DeliveredFile]]:
-        """Return the files of an output by their names in its folder, in the order of names, and
-        where each is."""
+        """Return the paths of the delivered files of an output, by name in its folder and
+        sorted."""
         files = {}
         for number, shard in enumerate(self._shards):
-            place = delivered.folder_of(self._folder, shard.key)
+            folder = delivered.folder_of(self._folder, shard.key)
             name = format_of(output).part_name.format(number)
             for file in shard.files:
                 if file.output == output:
-                    files[Path(file.folder, name)] = place / file.path, file
+                    files[Path(file.folder, name)] = folder / file.path, file
         return dict(sorted(files.items()))
 
     @property
@@ -198,16 +198,16 @@ def _known(sha256: Mapping[str, str], _: Path) -> Mapping[str, str]:
     return sha256
 
 
-def _link(place: Path, path: Path, file: DeliveredFile) -> None:
-    """Give the file at `place` a second name, or copy it where its file system has no such."""
+def _link(source: Path, path: Path, file: DeliveredFile) -> None:
+    """Hard-link the file at `source` to `path`; copy it if the file system has no hard links."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(place, path)
+        os.link(source, path)
     except OSError:
-        shutil.copyfile(place, path)
+        shutil.copyfile(source, path)
         if sha256_of(path) != file.sha256:
             raise IntegrityError(
-                f"{place}: its bytes are not those that were written; run the same command again."
+                f"{source}: its bytes are not those that were written; run the same command again."
             ) from None
 
 
@@ -217,8 +217,8 @@ def _write_index(path: Path, files: Mapping[Path, tuple[Path, DeliveredFile]]) -
     num_rows = sum(file.rows for _, file in files.values())
     parts, first, start = [], [], 0
     allow_open(len(files))
-    for place, file in files.values():
-        parts.append(np.load(delivered.index_beside(place), mmap_mode="r" if file.rows else None))
+    for data, file in files.values():
+        parts.append(np.load(delivered.index_beside(data), mmap_mode="r" if file.rows else None))
         first.append(start)
         start += file.rows
     with path.open("wb") as out:
@@ -235,9 +235,9 @@ def _write_index(path: Path, files: Mapping[Path, tuple[Path, DeliveredFile]]) -
     at = 0
     for bucket in range(num_buckets):
         here = [slice(*each[bucket : bucket + 2]) for each in edges]
-        hashes = np.concatenate([part[0, one] for part, one in zip(parts, here, strict=True)])
+        hashes = np.concatenate([part[0, cut] for part, cut in zip(parts, here, strict=True)])
         rows = np.concatenate(
-            [part[1, one] + np.uint64(n) for part, one, n in zip(parts, here, first, strict=True)]
+            [part[1, cut] + np.uint64(n) for part, cut, n in zip(parts, here, first, strict=True)]
         )
         order = np.argsort(hashes, kind="stable")
         both[0, at : at + len(order)], both[1, at : at + len(order)] = hashes[order], rows[order]
@@ -249,17 +249,17 @@ def _write_index(path: Path, files: Mapping[Path, tuple[Path, DeliveredFile]]) -
 def collected(
     folder: Results, plan: Plan, outputs: Sequence[str], num_threads: int
 ) -> Iterator[ByShard]:
-    """Yield the delivered shards of the run, with a folder of its own for as long as it is needed.
+    """Yield the delivered shards of the run; a scratch folder exists meanwhile.
 
     Raises:
         IntegrityError: when a part is not what its receipt says.
     """
     remove_left(folder.store / "merge")
-    with scratch(folder.store / "merge") as place, closing(lay_out(folder, plan)) as identities:
+    with scratch(folder.store / "merge") as spool, closing(lay_out(folder, plan)) as identities:
         shards = _delivered(Delivering(folder, plan, outputs, identities), num_threads)
         _refuse_other_columns(folder, plan, shards)
         receipts = [_receipt(folder, plan, source) for source in plan.sources]
-        yield ByShard(folder, plan, place, identities, shards, receipts)
+        yield ByShard(folder, plan, spool, identities, shards, receipts)
 
 
 def _delivered(delivering: Delivering, num_threads: int) -> list[DeliveredShard]:

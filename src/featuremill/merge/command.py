@@ -85,13 +85,13 @@ def run(arguments: argparse.Namespace) -> None:
     threads = max(1, arguments.threads)
     outputs, max_failed = arguments.outputs, arguments.max_failed
     order: RowOrder = arguments.order or "auto"
-    told: dict[str, Any] = {}
+    extra_fields: dict[str, Any] = {}
     run = read_run(folder) if folder.run.exists() else None
     if run:
         outputs = list(run.outputs) if outputs is None else outputs
         max_failed = run.max_failed if max_failed is None else max_failed
         order = arguments.order or run.order
-        told = carried(run)
+        extra_fields = carried(run)
     elif outputs is None:
         outputs = _outputs(folder)
     for name in outputs:
@@ -104,9 +104,9 @@ def run(arguments: argparse.Namespace) -> None:
         )
     with run_log.line(folder.root, "merge") as line, waiting_for_others(folder):
         if arguments.partial:
-            result = merge_partial(folder, outputs, threads, told)
+            result = merge_partial(folder, outputs, threads, extra_fields)
         else:
-            result = merge(folder, outputs, max_failed or 0, threads, told, order)
+            result = merge(folder, outputs, max_failed or 0, threads, extra_fields, order)
             if run:
                 now = {"outputs": tuple(outputs), "max_failed": max_failed, "order": order}
                 asked.merged(run.model_copy(update=now), folder.root).note(is_new=True)
@@ -139,11 +139,11 @@ def merge(
     outputs: list[str],
     max_failed: int,
     num_threads: int = 2,
-    told: Mapping[str, Any] = MappingProxyType({}),
+    extra_fields: Mapping[str, Any] = MappingProxyType({}),
     order: RowOrder = "auto",
 ) -> Delivery:
-    """Write the results of `folder`'s plan, their rows in this `order`, and return what
-    manifest.json says, `told` included.
+    """Write the results of the plan in `folder`, with rows in this `order`; return the content of
+    manifest.json, `extra_fields` included.
 
     Raises:
         IntegrityError: when a part is not what its receipt says, or the sums don't agree.
@@ -153,7 +153,7 @@ def merge(
     listed = [folder.store / name for name in FAILED]
     with ExitStack() as stack:
         if is_by_shard(order, outputs, folder, plan):
-            told = {**told, "row_order": "shard"}
+            extra_fields = {**extra_fields, "row_order": "shard"}
             source: Source = stack.enter_context(collected(folder, plan, outputs, num_threads))
             delivery.clear(folder, outputs)
         else:
@@ -168,7 +168,7 @@ def merge(
             raise UserError(_too_many(folder, counts, max_failed))
         ours.discard(folder.partial.root)
         _write_samples(source, folder, listed[0], folder.root, counts)
-        result = _write(folder, plan, source, outputs, counts, told)
+        result = _write(folder, plan, source, outputs, counts, extra_fields)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
     accounts.write_notes(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
@@ -186,7 +186,7 @@ def merge_partial(
     folder: Results,
     outputs: list[str],
     num_threads: int = 2,
-    told: Mapping[str, Any] = MappingProxyType({}),
+    extra_fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Delivery:
     """Write what is computed of `folder`'s plan by now; return the content of the
     manifest.json.
@@ -212,21 +212,21 @@ def merge_partial(
     for problem in problems:
         log.warning("%s", problem)
     ours.discard(folder.partial.root)
-    place = folder.partial
-    place.root.mkdir(exist_ok=True)
+    results = folder.partial
+    results.root.mkdir(exist_ok=True)
     is_empty = not any(parts)
     if is_empty:
         log.warning("no part is finished yet, so there are no values to write.")
     with gathered(folder, plan, parts, num_threads) as source:
         listed = [source.scratch / name for name in FAILED]
         counts = count(source, plan, listed)
-        _write_samples(source, folder, listed[0], place.root, counts)
+        _write_samples(source, folder, listed[0], results.root, counts)
         chosen = [] if is_empty else outputs
-        result = _write(folder, plan, source, chosen, counts, {**told, "partial": True})
+        result = _write(folder, plan, source, chosen, counts, {**extra_fields, "partial": True})
         for path in listed:
-            delivery.copy(path, place.root / path.name)
-    ours.write_json(place.delivery, result.content())
-    _say(place, result)
+            delivery.copy(path, results.root / path.name)
+    ours.write_json(results.delivery, result.content())
+    _say(results, result)
     if counts.failed:
         log.info("max_failed does not count here; a whole merge will look at it.")
     return result
@@ -248,33 +248,33 @@ def _write(
     source: Source,
     outputs: list[str],
     counts: Accounts,
-    told: Mapping[str, Any],
+    extra_fields: Mapping[str, Any],
 ) -> Delivery:
-    """Write the result files; return what manifest.json is going to say of them."""
-    is_partial = bool(told.get("partial"))
-    place = folder.partial if is_partial else folder
+    """Write the result files; return the content of their manifest.json."""
+    is_partial = bool(extra_fields.get("partial"))
+    results = folder.partial if is_partial else folder
     receipts = [receipt for receipt in source.receipts if receipt]
     marks = {"partial": "true"} if is_partial else {}
     provenance = provenance_of(plan, receipts) | marks
-    paths = {name: place.root / format_of(name).file for name in outputs}
+    paths = {name: results.root / format_of(name).file for name in outputs}
     written = source.write(paths, provenance, counts.ok)
-    found = delivery_of(plan, receipts, counts, written, told)
-    warnings = [*found.warnings, *shared.problems(folder, plan)]
+    content = delivery_of(plan, receipts, counts, written, extra_fields)
+    warnings = [*content.warnings, *shared.problems(folder, plan)]
     update: dict[str, Any] = {"warnings": warnings}
     if not is_partial:
         of_sheet = [SAMPLES] if source.samples else []
         formats = [*map(format_of, outputs)]
         sidecars = [sidecar_of(format.file) for format in formats if format.has_sidecar]
-        if told.get("row_order") == "shard":
+        if extra_fields.get("row_order") == "shard":
             sidecars += [index_of(format.file) for format in formats]
         update["beside"] = [*FAILED, NOTES, *of_sheet, *sidecars]
-    return found.model_copy(update=update)
+    return content.model_copy(update=update)
 
 
 def open_parts(
     folder: Results, plan: Plan, num_threads: int, only_look: bool
 ) -> tuple[Parts, list[IntegrityError]]:
-    """Return every part, and what is wrong with those that are None for it."""
+    """Return all parts, None for damaged ones, and the errors of these."""
 
     def opened(source: PlannedShard) -> Part | IntegrityError | None:
         try:
@@ -285,27 +285,26 @@ def open_parts(
             return problem
 
     shown = Progress(log, "checking the parts", "parts")
-    found: list[Part | IntegrityError | None] = []
-    for one in in_order(opened, plan.sources, num_threads):
-        found.append(one)
-        shown.at(len(found), len(plan.sources))
-    own = next((part for part in found[: len(plan.shards)] if isinstance(part, Part)), None)
-    for number in range(len(plan.shards), len(found)):
-        part = found[number]
+    answers: list[Part | IntegrityError | None] = []
+    for answer in in_order(opened, plan.sources, num_threads):
+        answers.append(answer)
+        shown.at(len(answers), len(plan.sources))
+    own = next((part for part in answers[: len(plan.shards)] if isinstance(part, Part)), None)
+    for number in range(len(plan.shards), len(answers)):
+        part = answers[number]
         if own and isinstance(part, Part) and not part.values.equals(own.values):
-            found[number] = refuse_taken(folder, part, only_look)
-    problems = [part for part in found if isinstance(part, IntegrityError)]
-    return [None if isinstance(part, IntegrityError) else part for part in found], problems
+            answers[number] = refuse_taken(folder, part, only_look)
+    problems = [part for part in answers if isinstance(part, IntegrityError)]
+    return [None if isinstance(part, IntegrityError) else part for part in answers], problems
 
 
 @contextmanager
 def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Iterator[InInputOrder]:
-    """Yield the rows of the run in the order of its input, with a folder of its own for as long as
-    it is needed."""
+    """Yield the rows of the run in the order of its input; a scratch folder exists meanwhile."""
     remove_left(folder.store / "merge")
-    with scratch(folder.store / "merge") as place:
+    with scratch(folder.store / "merge") as scratch_folder:
         names = [source.shard for source in plan.sources]
-        gatherer = Gatherer(folder.records, names, parts, place, num_threads)
+        gatherer = Gatherer(folder.records, names, parts, scratch_folder, num_threads)
         yield InInputOrder(folder, names, gatherer)
 
 
@@ -337,11 +336,11 @@ def _too_many(folder: Results, counts: Accounts, max_failed: int) -> str:
     )
 
 
-def _say(place: Results, result: Delivery) -> None:
+def _say(folder: Results, result: Delivery) -> None:
     say = log.info if result.counts.has_all else log.warning
     say("%s", result.counts.told)
     for line in result.warnings:
         log.warning("%s", line)
     counts = result.counts
     files = [*result.outputs, *(FAILED if counts.failed or counts.refused else ())]
-    log.info("results are in %s: %s", place.root, ", ".join(files))
+    log.info("results are in %s: %s", folder.root, ", ".join(files))

@@ -79,10 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill deliver`."""
     folder = Results(enter(arguments))
-    asked = read_run(folder)
-    outputs = list(asked.outputs)
+    config = read_run(folder)
+    outputs = list(config.outputs)
     plan = folder.read_plan()
-    if not is_by_shard(asked.order, outputs, folder, plan):
+    if not is_by_shard(config.order, outputs, folder, plan):
         raise UserError(
             f"{folder.run}: its results are in the order of the input, which merge writes; "
             "order: shard in the config changes that."
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
         delivering = Delivering(folder, plan, outputs, identities)
         for number in () if arguments.lay_out else chosen:
             with run_log.line(folder.root, "deliver", f"{number}") as line:
-                line.text = delivering.job(number, groups[number], threads).told
+                line.text = delivering.job(number, groups[number], threads).summary
 
 
 class Job(NamedTuple):
@@ -110,7 +110,7 @@ class Job(NamedTuple):
     num_kept: int
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         shards = self.delivered.shards
         rows = sum(shard.rows - shard.failed for shard in shards)
         kept = f", {self.num_kept:,} kept" if self.num_kept else ""
@@ -133,12 +133,12 @@ class Delivering:
             IntegrityError: when a part is not what its receipt says.
             UserError: when the disk cannot hold them.
         """
-        found, num_kept = self.shards(shards, num_threads)
+        delivered_shards, num_kept = self.shards(shards, num_threads)
         delivered = Delivered(
             records_sha256=self.plan.records_sha256,
             recipe=self.plan.recipe,
             outputs=self.outputs,
-            shards=found,
+            shards=delivered_shards,
         )
         delivered.write(receipt_of(self.folder, number))
         return Job(delivered, num_kept)
@@ -150,31 +150,30 @@ class Delivering:
             IntegrityError: when a part is not what its receipt says.
             UserError: when the disk cannot hold them.
         """
-        found: list[DeliveredShard] = []
+        delivered: list[DeliveredShard] = []
         new: list[Path] = []
         shown = Progress(log, "delivering", "shards")
         for shard, is_kept in in_order(self.shard, numbers, num_threads):
-            found.append(shard)
+            delivered.append(shard)
             new += [] if is_kept else [folder_of(self.folder, shard.key)]
-            shown.at(len(found), len(numbers))
-        for place in new:  # together, as the disk takes longer for each by itself
-            sync_folder(place)
-        return found, len(numbers) - len(new)
+            shown.at(len(delivered), len(numbers))
+        for folder in new:  # together, as the disk takes longer for each by itself
+            sync_folder(folder)
+        return delivered, len(numbers) - len(new)
 
     def shard(self, number: int) -> tuple[DeliveredShard, bool]:
-        """Deliver one shard, which is not synced yet; return what that is, and whether it was
-        there."""
+        """Deliver one shard without a sync; return its receipt, and whether it existed."""
         part = self._open(number)
-        records = self.identities.of(number)
+        records = self.identities.records_of(number)
         receipt = part.receipt
         provenance = provenance_of(self.plan, [receipt])
         key = self._key(receipt.shard, receipt.part, records, provenance)
-        place = folder_of(self.folder, key)
+        folder = folder_of(self.folder, key)
         seen = part.path.stat().st_mtime_ns
-        if (answer := standing(place)) is not None:
+        if (answer := standing(folder)) is not None:
             return answer.model_copy(update={"part_mtime_ns": seen}), True
         self._check_room(part, records)
-        with replacing_folder(place, is_synced=False) as new:
+        with replacing_folder(folder, is_synced=False) as new:
             shard = _Shard(new, part, records, provenance)
             failed = shard.list_failures(self.folder)
             answer = DeliveredShard(
@@ -191,18 +190,18 @@ class Delivering:
         return answer, False
 
     def known(self) -> dict[int, DeliveredShard]:
-        """Return what jobs delivered of the plan, by the shard's number, as far as nothing was
-        written to its part and its files since; their bytes are not read."""
-        found: dict[str, DeliveredShard] = {}
+        """Return the delivered shards of the plan by number, if their part and files have the same
+        times as then. Their bytes are not read."""
+        shards: dict[str, DeliveredShard] = {}
         for path in sorted(receipt_of(self.folder, 0).parent.glob("*.json")):
-            told = Delivered.find(path)
-            about = told and (told.records_sha256, told.recipe, told.outputs)
-            if told and about == (self.plan.records_sha256, self.plan.recipe, self.outputs):
-                found |= {shard.shard: shard for shard in told.shards}
+            content = Delivered.find(path)
+            about = content and (content.records_sha256, content.recipe, content.outputs)
+            if content and about == (self.plan.records_sha256, self.plan.recipe, self.outputs):
+                shards |= {shard.shard: shard for shard in content.shards}
         return {
             number: shard
             for number, source in enumerate(self.plan.sources)
-            if (shard := found.get(source.shard)) and self._is_as_left(source, shard)
+            if (shard := shards.get(source.shard)) and self._is_as_left(source, shard)
         }
 
     def _is_as_left(self, source: PlannedShard, shard: DeliveredShard) -> bool:
@@ -214,10 +213,10 @@ class Delivering:
             receipt = self.folder.find_receipt(self.plan.recipe, source.shard)
         if not (receipt and receipt.part == shard.part):
             return False
-        place = folder_of(self.folder, shard.key)
+        folder = folder_of(self.folder, shard.key)
         expected = [(part, shard.part_mtime_ns)]
-        expected += [(place / file.path, file.mtime_ns) for file in shard.files]
-        return (place / ANSWER).is_file() and all(
+        expected += [(folder / file.path, file.mtime_ns) for file in shard.files]
+        return (folder / ANSWER).is_file() and all(
             path.is_file() and path.stat().st_mtime_ns == mtime_ns for path, mtime_ns in expected
         )
 
@@ -247,30 +246,30 @@ class Delivering:
         )
 
 
-def standing(place: Path) -> DeliveredShard | None:
-    """Return what was delivered in the folder `place`, if its files are as they were written."""
-    answer = DeliveredShard.find(place / ANSWER) if place.is_dir() else None
+def standing(folder: Path) -> DeliveredShard | None:
+    """Return the receipt of the delivered shard in `folder` if its files are unchanged."""
+    answer = DeliveredShard.find(folder / ANSWER) if folder.is_dir() else None
     if answer is None:
         return None
     for file in answer.files:
-        path = place / file.path
+        path = folder / file.path
         if not path.is_file() or sha256_of(path) != file.sha256:
             log.warning("%s: its bytes are not those that were written; writing it again", path)
             return None
     files = [
-        file.model_copy(update={"mtime_ns": (place / file.path).stat().st_mtime_ns})
+        file.model_copy(update={"mtime_ns": (folder / file.path).stat().st_mtime_ns})
         for file in answer.files
     ]
     return answer.model_copy(update={"files": files})
 
 
 class _Shard:
-    """The rows of one shard, to be written to the folder `place`."""
+    """The rows of one shard, to be written to `folder`."""
 
     def __init__(
-        self, place: Path, part: Part, records: pa.RecordBatch, provenance: dict[str, str]
+        self, folder: Path, part: Part, records: pa.RecordBatch, provenance: dict[str, str]
     ) -> None:
-        self._place, self._part, self._records = place, part, records
+        self._folder, self._part, self._records = folder, part, records
         self._provenance = provenance
         sha256, self._reasons = part.columns()
         self._rows = order_of(sha256)[records.column("row").to_numpy()]
@@ -295,7 +294,7 @@ class _Shard:
         payloads = payloads_of(folder, self._part, self._part.receipt.shard, rows_of_shard, sha256)
         reasons = self._reasons.take(pa.array(self._rows[places]))
         rows = pa.record_batch([pa.array(places), reasons, payloads], schema=OF_FAILURES)
-        with pa.ipc.new_file(str(self._place / FAILURES), OF_FAILURES) as file:
+        with pa.ipc.new_file(str(self._folder / FAILURES), OF_FAILURES) as file:
             file.write_batch(rows)
         return len(places)
 
@@ -309,7 +308,7 @@ class _Shard:
             for number, (folder, places) in enumerate(self._by_folder(ok)):
                 blocks = np.cumsum(sizes[self._rows[places]]) // BLOCK_BYTES
                 edges = [0, *(1 + np.flatnonzero(np.diff(blocks))).tolist(), len(places)]
-                paths = {name: self._place / f"{name}-{number}" for name in outputs}
+                paths = {name: self._folder / f"{name}-{number}" for name in outputs}
                 with ExitStack() as stack:
                     writers = {
                         name: self._open(name, path, len(places), stack)
@@ -386,8 +385,8 @@ class _Values:
         self._batches = [batch.select(part.values.names) for batch in pa.ipc.open_stream(source)]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         self._room: dict[str, npt.NDArray[Any]] = {}
-        """Of each column of vectors, an array that blocks share: new memory for each would take as
-        long as filling it."""
+        """For each column of vectors, an array that blocks share: new memory for each block would
+        take as long as filling it."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """Return the values of these rows, checked, until they are taken again.
@@ -411,17 +410,17 @@ class _Values:
         return pa.Table.from_batches([values])
 
     def _column(self, field: pa.Field, pieces: Sequence[_Piece], num_rows: int) -> pa.Array:
-        """Return a column of rows that are in `pieces`: a batch, rows in it, and their places."""
-        found = [batch.column(field.name) for batch, _, _ in pieces]
-        if kind_of(field.type) != "pooled" or any(column.null_count for column in found):
+        """Return a column from `pieces`: a batch, its rows, and their positions in the column."""
+        columns = [batch.column(field.name) for batch, _, _ in pieces]
+        if kind_of(field.type) != "pooled" or any(column.null_count for column in columns):
             taken = [
                 column.take(pa.array(inside))
-                for column, (_, inside, _) in zip(found, pieces, strict=True)
+                for column, (_, inside, _) in zip(columns, pieces, strict=True)
             ]
             back = np.empty(num_rows, np.int64)
             back[np.concatenate([places for _, _, places in pieces])] = np.arange(num_rows)
             return pa.concat_arrays(taken).take(pa.array(back))
-        views = [view(column) for column in found]
+        views = [view(column) for column in columns]
         room = self._room.get(field.name)
         if room is None or len(room) < num_rows:
             room = self._room[field.name] = np.empty((num_rows, views[0].shape[1]), views[0].dtype)

@@ -78,7 +78,7 @@ def write(
     _check_room(source, paths, run)
     digests: dict[Path, dict[str, str]] = {}
     described: list[Written] = []
-    with ExitStack() as places, ExitStack() as stack:
+    with ExitStack() as temporary_files, ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(paths))))
         writers, temporaries = [], []
         for name, path in paths.items():
@@ -87,7 +87,7 @@ def write(
                 if format_of(name).is_folder
                 else ours.delivering(path, digest=lambda file: digests[file][""])
             )
-            temporary = places.enter_context(opened)
+            temporary = temporary_files.enter_context(opened)
             temporaries.append(temporary)
             sheet = source.samples, source.id_columns
             target = Target(temporary, source.values, num_ok, provenance, *sheet)
@@ -98,8 +98,8 @@ def write(
         shown = Progress(log, "writing")
         for block in source.pieces() if writers else ():
             num_written += block.num_rows
-            place = block.schema.get_field_index(ID)
-            named = block.set_column(place, ID, whole_ids(block))
+            column = block.schema.get_field_index(ID)
+            named = block.set_column(column, ID, whole_ids(block))
             writing = [pool.submit(writer.write, named) for writer in writers]
             wait(writing)  # for all: none may still write when another's failure ends this
             for name, future in zip(paths, writing, strict=True):
@@ -129,7 +129,7 @@ def _close(name: str, writer: Writer) -> None:
 
 
 def _check_room(source: Rows, paths: Mapping[str, Path], run: Path) -> None:
-    """Refuse what would end on a full disk, maybe hours later."""
+    """Raise UserError if the disk cannot hold the outputs, before any is written."""
     if not paths:
         return
     about = (source.values, source.num_rows, source.num_residues)
@@ -137,8 +137,8 @@ def _check_room(source: Rows, paths: Mapping[str, Path], run: Path) -> None:
     shuffled = disk_space.Need("temporary files", source.scratch, disk_space.stored_bytes(*about))
     needs = [*disk_space.needs_of_outputs(paths, *about, folder), shuffled]
     if beyond := source.beyond_bytes:  # once in each file that holds such values, at most
-        for place in (*(folder for _ in paths), source.scratch):
-            needs.append(disk_space.Need("values of varying size", place, beyond))
+        for folder_of_values in (*(folder for _ in paths), source.scratch):
+            needs.append(disk_space.Need("values of varying size", folder_of_values, beyond))
     disk_space.check(needs, run)
 
 

@@ -205,8 +205,8 @@ def export(
         provenance = provenance_of(plan, results.receipts)
         files = source.write(paths, provenance, results.counts.ok)
     if output is None:
-        told = {**folder.find_exports(), **files}
-        ours.write_json(folder.exports, {name: written.as_json() for name, written in told.items()})
+        exports = {**folder.find_exports(), **files}
+        ours.write_json(folder.exports, {name: exports[name].as_json() for name in exports})
     log.info("wrote %s", ", ".join(map(str, paths.values())))
     return files
 
@@ -214,7 +214,7 @@ def export(
 def _targets(
     folder: Results, results: Delivery, formats: Sequence[str], output: Path | None
 ) -> dict[str, Path]:
-    """Return where each format goes, without those that merge has written there."""
+    """Return the path of each format, without formats that merge has written there."""
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         if output.samefile(folder.root):
@@ -222,7 +222,7 @@ def _targets(
     paths = {name: (output or folder.root) / format_of(name).file for name in formats}
     for name, path in list(paths.items()):
         beside = [path.with_name(sidecar_of(path.name))] if format_of(name).has_sidecar else []
-        taken = next((place for place in (path, *beside) if place.exists()), None)
+        taken = next((existing for existing in (path, *beside) if existing.exists()), None)
         if output is not None and taken:
             raise UserError(f"{taken}: it exists already; remove it, or name another --output.")
         if output is None and path.name in results.outputs:
@@ -238,7 +238,7 @@ def _targets(
 
 @contextlib.contextmanager
 def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Source]:
-    """Yield the parts of the results, joined and accounted for as in merge."""
+    """Yield the rows of the results, checked and counted as in merge."""
     own = [folder.part(plan.recipe, shard.shard) for shard in plan.shards]
     if not (plan.taken or any(part.exists() for part in own)):
         raise UserError(
@@ -247,8 +247,8 @@ def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) ->
             f"and have the features computed again ({command_line.again(folder.root)})."
         )
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
-    found = {part.receipt.shard: part.receipt.part for part in parts if part}
-    if problems or found != results.parts:
+    part_of = {part.receipt.shard: part.receipt.part for part in parts if part}
+    if problems or part_of != results.parts:
         problem = "parts are gone, or others than those in the results"
         if problems:
             problem = str(problems[0]).rpartition("; ")[0]

@@ -36,11 +36,11 @@ Sizes = npt.NDArray[np.int64]
 
 
 def bytes_of_rows(rows: pa.RecordBatch) -> Sizes:
-    """Return the bytes that the values of each row take, about; shape (rows,)."""
-    found = np.zeros(rows.num_rows, np.int64)
+    """Return the approximate bytes of the values in each row; shape (rows,)."""
+    sizes = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
-        found += _of_column(column)
-    return found
+        sizes += _of_column(column)
+    return sizes
 
 
 def _of_column(column: pa.Array) -> Sizes:
@@ -87,8 +87,8 @@ IDENTITY = pa.schema(
 BLOCK_BYTES = 64 * 2**20
 """Values of one block."""
 LARGE_BYTES = 16 * 2**30
-"""From so many bytes of parts on, blocks and the shuffle's chunks are twice as large: else the
-pieces would get small that a disk has to find."""
+"""The bytes of all parts from which blocks and the shuffle's chunks are twice as large: otherwise a
+disk would have to read too small pieces."""
 ROW_BYTES = 256
 """What a record's id, digest, place and reason take, about; its letters and its header come to
 that."""
@@ -99,7 +99,7 @@ BLOCKS_AT_ONCE = 2
 NUM_SHUFFLED = 2
 """Columns of a shuffled row before its values: ordinal and sha256."""
 PLACE = np.dtype([("row", "<i4"), ("ordinal", "<i8")])
-"""Of a planned record: its row in its shard, and its place in the input."""
+"""A planned record's row in its shard, and its ordinal in the input."""
 
 
 class Survey(NamedTuple):
@@ -121,18 +121,18 @@ class Measured(NamedTuple):
     starts: npt.NDArray[np.int64]
     """Where the rows of each of the plan's shards begin in `sizes`."""
     sizes: npt.NDArray[np.int64] | None
-    """Of all rows, shard by shard; None where there is none."""
+    """The bytes of all rows, shard by shard; None without rows."""
 
-    def of(self, shard: npt.NDArray[np.int64], row: pa.Array) -> npt.NDArray[np.int64]:
+    def num_bytes(self, shard: npt.NDArray[np.int64], row: pa.Array) -> npt.NDArray[np.int64]:
         """Return the bytes of rows of records.parquet; `shard` is -1 where it has none."""
-        found = np.zeros(len(shard), np.int64)
+        sizes = np.zeros(len(shard), np.int64)
         planned = np.flatnonzero(shard >= 0)
         if self.sizes is not None:
             rows = row.fill_null(0).to_numpy()[planned]
             # Of parts that are pending there are none; what is read in their place is no matter.
             at = np.minimum(self.starts[shard[planned]] + rows, len(self.sizes) - 1)
-            found[planned] = self.sizes[at]
-        return found
+            sizes[planned] = self.sizes[at]
+        return sizes
 
 
 class Gatherer:
@@ -153,9 +153,9 @@ class Gatherer:
         self.parts = parts
         self.num_threads = num_threads
         self.scratch = folder
-        found = [part for part in parts if part]
-        self.values = found[0].values if found else pa.schema([])
-        for part in found:
+        there = [part for part in parts if part]
+        self.values = there[0].values if there else pa.schema([])
+        for part in there:
             if not part.values.equals(self.values):
                 raise IntegrityError(
                     f"{part.path}: its columns are not those of the other parts; raise the "
@@ -163,26 +163,26 @@ class Gatherer:
                 )
         self.beyond_bytes = 0
         """What the values take beyond what their types say."""
-        self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1
+        self._times = 2 if sum(part.wanted_bytes for part in there) > LARGE_BYTES else 1
         self._records_path = records_path
         self.samples = samples_of(records_path)
         """What is known of each sample, by column; nothing without a sheet."""
         self.id_columns = id_columns_of(records_path)
         self._shards = pa.array(shards, pa.string())
-        self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(found) else None
+        self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(there) else None
         self.survey = self._look()
         self._starts = np.concatenate(([0], np.cumsum(self.survey.rows_of_shard)))
         self._places = folder / "places.bin"
         self._place_all()
 
     def _are_larger(self, parts: Sequence[Part]) -> bool:
-        """Tell whether the values take more than their types and the records' lengths say, as
-        strings do, and lists that are not as long as their records."""
+        """Return whether the values take more bytes than their types and the lengths of records
+        imply, as strings do."""
         stored = sum(part.path.stat().st_size for part in parts)
         num_rows = sum(part.receipt.rows for part in parts)
         length = sum(part.receipt.payload_bytes for part in parts)
-        told = expected_bytes(self.values, num_rows, length) + ROW_BYTES * num_rows
-        return stored > MOST_BEYOND * told
+        expected = expected_bytes(self.values, num_rows, length) + ROW_BYTES * num_rows
+        return stored > MOST_BEYOND * expected
 
     def _measured(self, path: Path) -> Measured:
         """Write down how many bytes the values of each row take, shard by shard."""
@@ -205,11 +205,12 @@ class Gatherer:
 
     @property
     def num_residues(self) -> int:
-        """Return of how many residues there are vectors, at most: long proteins may be cut off."""
+        """Return an upper bound of the number of residues with vectors: long proteins may be
+        cut."""
         a_residue = expected_bytes(self.values, 0, 1)
-        found = [part for part in self.parts if part]
-        stored = sum(part.path.stat().st_size for part in found)
-        num_stored = sum(part.receipt.rows for part in found)
+        there = [part for part in self.parts if part]
+        stored = sum(part.path.stat().st_size for part in there)
+        num_stored = sum(part.receipt.rows for part in there)
         if not (a_residue and num_stored):
             return self.survey.total_length
         # A part has each distinct sequence once.
@@ -261,7 +262,7 @@ class Gatherer:
             letters = pc.fill_null(pc.binary_length(batch.column("description")), 0).to_numpy()
             values = fixed + a_residue * length
             if self._sizes:
-                here = self._sizes.of(shard, batch.column("row"))
+                here = self._sizes.num_bytes(shard, batch.column("row"))
                 self.beyond_bytes += int(here.sum()) - int(values[shard >= 0].sum())
                 values = ROW_BYTES + length + here
             size = np.cumsum(values + letters) + held
@@ -322,7 +323,7 @@ class Gatherer:
             shuffle.finish()
             blocks = enumerate(self.blocks(IDENTITY.names))
             together = min(self.num_threads, BLOCKS_AT_ONCE)
-            yield from in_order(lambda found: self._join(*found, shuffle), blocks, together)
+            yield from in_order(lambda numbered: self._join(*numbered, shuffle), blocks, together)
         finally:
             shuffle.close()
 
@@ -363,18 +364,18 @@ class Gatherer:
 
     def _join(self, number: int, rows: pa.Table, shuffle: Shuffle) -> pa.Table:
         """Return a block's identities and values, side by side."""
-        found = shuffle.read(number)
-        positions = found.column("ordinal").to_numpy() - self.survey.edges[number]
+        shuffled = shuffle.read(number)
+        positions = shuffled.column("ordinal").to_numpy() - self.survey.edges[number]
         identity = rows.take(pa.array(positions)).select(IDENTITY.names).cast(IDENTITY)
-        own = pa.chunked_array([found.column("sha256")])
+        own = pa.chunked_array([shuffled.column("sha256")])
         is_other = digests(identity["sha256"]) != digests(own)
         is_other[1:] |= np.diff(positions) <= 0
         if is_other.any():
-            ordinal = found.column("ordinal")[int(np.argmax(is_other))].as_py()
+            ordinal = shuffled.column("ordinal")[int(np.argmax(is_other))].as_py()
             numbered = ((n, part) for n, part in enumerate(self.parts) if part)
             part = next(part for n, part in numbered if ordinal in self.places_in(n)["ordinal"])
             raise part.has_wrong_row()
-        values = found.columns[NUM_SHUFFLED:]
+        values = shuffled.columns[NUM_SHUFFLED:]
         return pa.table([*identity.columns, *values], schema=pa.schema([*IDENTITY, *self.values]))
 
 

@@ -47,9 +47,9 @@ log = logging.getLogger("featuremill.deliver")
 class Identities:
     """The records of each shard: ids, headers, lengths, digests, samples."""
 
-    def __init__(self, place: Path, shards: Iterable[str], records: Path) -> None:
-        """Open what `lay_out` made in the folder `place` of the file `records`."""
-        survey = read_json(place / SURVEY) or {}
+    def __init__(self, folder: Path, shards: Iterable[str], records: Path) -> None:
+        """Open the identities in `folder`, which `lay_out` made of the file `records`."""
+        survey = read_json(folder / SURVEY) or {}
         self.samples = samples_of(records)
         """What is known of each sample, by column; nothing without a sheet."""
         self.id_columns = id_columns_of(records)
@@ -58,27 +58,27 @@ class Identities:
         self.rows_of_shard = np.array(survey["rows_of_shard"], np.int64)
         """Planned records of each of the plan's shards."""
         self.total_length: int = survey["total_length"]
-        """Of the planned records."""
+        """The length of all planned records, in the workload's unit."""
         self.with_refused: set[int] = set(survey["with_refused"])
         """The row groups of records.parquet with refused records."""
         self._records = records
         self._shards = pa.array(list(shards), pa.string())
         self._starts = _starts(self.rows_of_shard)
-        self._shuffle = Shuffle.opened(place / ROWS, COLUMNS, self._starts)
+        self._shuffle = Shuffle.opened(folder / ROWS, COLUMNS, self._starts)
 
     def close(self) -> None:
         """Close their file."""
         self._shuffle.close()
 
-    def of(self, number: int) -> pa.RecordBatch:
+    def records_of(self, number: int) -> pa.RecordBatch:
         """Return the planned records of the plan's shard `number`, in the order of the input."""
-        found = self._shuffle.read(number)
-        if found.num_rows != self.rows_of_shard[number]:
+        records = self._shuffle.read(number)
+        if records.num_rows != self.rows_of_shard[number]:
             raise IntegrityError(
                 f"{self._records}: what was laid out of it lacks rows; delete "
                 f"store/{IDENTITIES} and run the same command again."
             )
-        return found
+        return records
 
     def shard_numbers(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return the index into the plan's shards of each row of records.parquet; -1 where it has
@@ -87,23 +87,23 @@ class Identities:
 
 
 def lay_out(folder: Results, plan: Plan) -> Identities:
-    """Return the identities of the planned records, laid out by shard, now or before.
+    """Return the identities of the planned records by shard; write them if they do not exist.
 
     Raises:
         IntegrityError: when records.parquet is not that of the `plan`.
     """
     names = [source.shard for source in plan.sources]
-    place = folder.store / IDENTITIES / plan.records_sha256[:32]
+    laid_out = folder.store / IDENTITIES / plan.records_sha256[:32]
     say = partial(log.info, "another job lays out the records by shard; waiting")
-    if not place.is_dir():
+    if not laid_out.is_dir():
         with locked(folder.store / "deliver.lock", say):
-            if not place.is_dir():
-                stored.discard(folder, place.parent)  # of an earlier plan
-                _lay_out(folder, plan, names, place)
-    return Identities(place, names, folder.records)
+            if not laid_out.is_dir():
+                stored.discard(folder, laid_out.parent)  # of an earlier plan
+                _lay_out(folder, plan, names, laid_out)
+    return Identities(laid_out, names, folder.records)
 
 
-def _lay_out(folder: Results, plan: Plan, names: list[str], place: Path) -> None:
+def _lay_out(folder: Results, plan: Plan, names: list[str], laid_out: Path) -> None:
     records = folder.records
     if sha256_of(records) != plan.records_sha256:
         folder.read_plan_of_records()  # says what to do
@@ -112,7 +112,7 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], place: Path) -> None
     starts = _starts(np.array(survey["rows_of_shard"], np.int64))
     filled, first = starts[:-1].copy(), 0
     shown = Progress(log, "laying out records by shard")
-    with replacing_folder(place, is_synced=False) as new:
+    with replacing_folder(laid_out, is_synced=False) as new:
         shuffle = Shuffle(new / ROWS, COLUMNS, starts)
         read = [name for name in COLUMNS.names if name != "number"]
         for batch in read_records(records, ["shard", *read]):

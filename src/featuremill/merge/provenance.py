@@ -18,17 +18,17 @@ from featuremill.workload.weights import model_told
 
 
 def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
-    """Return what every result file's own attributes say."""
+    """Return the attributes of every result file."""
     options = plan.settings.options
     names = workload.optional_of(plan.workload, "ATTRIBUTES")
-    said = {name: options[name] for name in names if name in options}
+    attributes = {name: options[name] for name in names if name in options}
     versions = {
         package: ", ".join(_versions(receipts, package))
         for package in sorted(set().union(*(receipt.versions for receipt in receipts)))
     }
     return {
         "model_name": model_told(plan.settings) or plan.workload,
-        **{name: _listed(value) for name, value in said.items()},
+        **{name: _listed(value) for name, value in attributes.items()},
         "workload": plan.workload,
         "workload_version": plan.workload_version,
         "options": json.dumps(options, sort_keys=True),
@@ -61,13 +61,13 @@ def delivery_of(
     receipts: list[Receipt],
     counts: Accounts,
     outputs: dict[str, Written],
-    told: Mapping[str, Any],
+    extra_fields: Mapping[str, Any],
 ) -> Delivery:
-    """Return what manifest.json says: where the numbers come from, how many there are, and what is
-    `told` besides, such as keys of the config."""
+    """Return the content of manifest.json: sources, counts, and `extra_fields`, such as keys of the
+    config."""
     sources = {entry.shard: entry for entry in plan.taken}
     own = [receipt for receipt in receipts if receipt.shard not in sources]
-    told = dict(told)
+    extra_fields = dict(extra_fields)
     taken = [
         Taken(
             part=receipt.part,
@@ -82,10 +82,10 @@ def delivery_of(
         if receipt.shard in sources
     ]
     if plan.store:
-        told["taken"] = taken
+        extra_fields["taken"] = taken
     on_gpu = [r.seconds["total"] * len(r.devices) for r in own if r.is_on_gpu]
     return Delivery(
-        **told,
+        **extra_fields,
         version=Delivery.NEWEST,
         run=plan.run,
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -116,7 +116,7 @@ def bytes_are_lengths(plan: Plan) -> bool:
 
 
 def _energy(receipts: list[Receipt], has_lengths: bool) -> dict[str, Any]:
-    """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart.
+    """Return the energy of the GPUs by NVML; it cannot be split between jobs on one GPU.
 
     A receipt knows the bytes of its payloads, and not how long the records are, unless it
     `has_lengths`.
@@ -125,23 +125,23 @@ def _energy(receipts: list[Receipt], has_lengths: bool) -> dict[str, Any]:
     known = [receipt for receipt in on_gpu if receipt.own_energy_j is not None]
     energy_j = math.fsum(receipt.own_energy_j or 0.0 for receipt in known)
     num_bytes = sum(receipt.payload_bytes for receipt in known)
-    found = {"gpu_energy_j": round(energy_j, 1)} if known and len(known) == len(on_gpu) else {}
+    fields = {"gpu_energy_j": round(energy_j, 1)} if known and len(known) == len(on_gpu) else {}
     if num_bytes and has_lengths:
-        found["gpu_energy_j_per_million"] = round(1e6 * energy_j / num_bytes, 1)
-    return found
+        fields["gpu_energy_j_per_million"] = round(1e6 * energy_j / num_bytes, 1)
+    return fields
 
 
 def warnings_of(receipts: list[Receipt]) -> list[str]:
-    """Say what differs between parts that may change values in their last bits, and what the jobs
-    that computed them warned of."""
-    found = []
+    """Return warnings: differences between parts that may change the last bits of values, and the
+    warnings of the jobs."""
+    warnings = []
     devices = sorted({receipt.device_name for receipt in receipts})
     if len(devices) > 1:
-        found.append(f"parts were computed on different devices: {', '.join(devices)}.")
-    told = set().union(*(receipt.versions for receipt in receipts))
-    others = sorted(told - {"torch", "python", "featuremill", *ALWAYS_USED})
+        warnings.append(f"parts were computed on different devices: {', '.join(devices)}.")
+    packages = set().union(*(receipt.versions for receipt in receipts))
+    others = sorted(packages - {"torch", "python", "featuremill", *ALWAYS_USED})
     for package in ("torch", "featuremill", *others):
         versions = _versions(receipts, package)
         if len(versions) > 1:
-            found.append(f"parts were computed with different {package}: {', '.join(versions)}.")
-    return found + sorted({text for receipt in receipts for text in receipt.warnings})
+            warnings.append(f"parts were computed with different {package}: {', '.join(versions)}.")
+    return warnings + sorted({text for receipt in receipts for text in receipt.warnings})

@@ -38,9 +38,9 @@ class Source(Protocol):
 
 
 def write(source: Source, records_path: Path, failures: Path, path: Path, sums: Accounts) -> None:
-    """Write a row a sample to `path`: its own columns, its records, what became of them, how many
-    were cut or cleaned, and its share of the devices' seconds; `failures` is failed.tsv, and `sums`
-    what all samples come to.
+    """Write one row for each sample to `path`: its columns of the sheet, its records by status, how
+    many were cut or cleaned, and its share of the device seconds. `failures` is failed.tsv; `sums`
+    are the totals of all samples.
 
     A shard's seconds are shared out by cost among the records that ask for it.
 
@@ -72,20 +72,20 @@ def write(source: Source, records_path: Path, failures: Path, path: Path, sums: 
         seconds += np.bincount(sample[asks], took, len(names))
     without = Counter((failure.sample, failure.status) for failure in failed.read(failures))
     statuses = ("failed", "refused", "pending")
-    found = {status: np.array([without[name, status] for name in names]) for status in statuses}
+    counts = {status: np.array([without[name, status] for name in names]) for status in statuses}
     counted = {
-        "records": planned + duplicates + found["refused"],
-        "ok": planned - found["failed"] - found["pending"],
-        "failed": found["failed"],
-        "refused": found["refused"],
+        "records": planned + duplicates + counts["refused"],
+        "ok": planned - counts["failed"] - counts["pending"],
+        "failed": counts["failed"],
+        "refused": counts["refused"],
         "duplicate": duplicates,
-        "pending": found["pending"],
+        "pending": counts["pending"],
     }
     for name, numbers in counted.items():
-        told = sums.input if name == "records" else getattr(sums, name)
-        if numbers.sum() != told or (numbers < 0).any():
+        total = sums.input if name == "records" else getattr(sums, name)
+        if numbers.sum() != total or (numbers < 0).any():
             raise IntegrityError(
-                f"merge: {name} of all samples come to {numbers.sum():,} and not {told:,}; "
+                f"merge: {name} of all samples come to {numbers.sum():,} and not {total:,}; "
                 "please report this."
             )
     if not sums.pending:

@@ -92,12 +92,12 @@ class Shuffle:
         rows = rows.take(pa.array(np.argsort(bucket, kind="stable")))
         limits = np.concatenate(([0], np.cumsum(np.bincount(bucket, minlength=len(self._edges)))))
         begins = np.empty(len(self._edges), np.int64)
-        place = self._file.tell()
+        offset = self._file.tell()
         for number, (start, end) in enumerate(itertools.pairwise(limits[: len(self._edges)])):
-            begins[number] = place
+            begins[number] = offset
             if end > start:
-                place += self._file.write(rows.slice(start, end - start).serialize())
-        begins[-1] = place
+                offset += self._file.write(rows.slice(start, end - start).serialize())
+        begins[-1] = offset
         self._pieces.append(begins)
 
     def read(self, bucket: int) -> pa.RecordBatch:
@@ -109,24 +109,24 @@ class Shuffle:
             if begins[bucket + 1] > begins[bucket]
         ]
         if hasattr(os, "posix_fadvise"):  # all at once, so that none waits for the one before
-            for place, size in pieces:
-                os.posix_fadvise(handle, place, size, os.POSIX_FADV_WILLNEED)
-        found = [
-            pa.ipc.read_record_batch(pa.py_buffer(_read(handle, size, place)), self.schema)
-            for place, size in pieces
+            for offset, size in pieces:
+                os.posix_fadvise(handle, offset, size, os.POSIX_FADV_WILLNEED)
+        batches = [
+            pa.ipc.read_record_batch(pa.py_buffer(_read(handle, size, offset)), self.schema)
+            for offset, size in pieces
         ]
-        if not found:
+        if not batches:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
-        (rows,) = pa.Table.from_batches(found).combine_chunks().to_batches()
-        del found
+        (rows,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        del batches
         return rows.take(pa.array(np.argsort(rows.column(0).to_numpy())))
 
 
-def _read(handle: int, size: int, place: int) -> bytes:
+def _read(handle: int, size: int, offset: int) -> bytes:
     """Return `size` bytes of an open file; one call of the system gives 2 GiB at most."""
-    content = os.pread(handle, size, place)
+    content = os.pread(handle, size, offset)
     while len(content) < size:
-        more = os.pread(handle, size - len(content), place + len(content))
+        more = os.pread(handle, size - len(content), offset + len(content))
         assert more, "the file is as long as it was written"
         content += more
     return content

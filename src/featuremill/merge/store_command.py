@@ -95,22 +95,22 @@ def _add_remove(acts: Acts) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    found = shared.layers([str(arguments.store)] if "store" in arguments else [])
-    if "store" in arguments and shared.is_remote(found[0]):
+    layers = shared.layers([str(arguments.store)] if "store" in arguments else [])
+    if "store" in arguments and shared.is_remote(layers[0]):
         raise UserError(
-            f"store: {found[0]}: this command works on a folder, and this is an address; name the "
+            f"store: {layers[0]}: this command works on a folder, and this is an address; name the "
             "store's folder."
         )
-    if not found or shared.is_remote(found[0]):
+    if not layers or shared.is_remote(layers[0]):
         raise UserError("store: name the store's folder with --store, or set FEATUREMILL_STORE.")
-    store = Path(found[0])
+    store = Path(layers[0])
     if arguments.act == "add":
         for folder in named(arguments.run_folder).folders:
             add(store, Results(folder))
         return
     if arguments.act == "import":
-        told = arguments.fasta, arguments.declared, arguments.layer
-        store_exchange.take(store, arguments.source, *told)
+        options = arguments.fasta, arguments.declared, arguments.layer
+        store_exchange.take(store, arguments.source, *options)
         return
     if not store.is_dir():
         raise UserError(f"{store}: there is no such folder; check the path of the store.")
@@ -130,7 +130,7 @@ class Stored(NamedTuple):
     path: Path
     bytes: int
     runs: list[str]
-    """Those that refer to it and are there."""
+    """The existing runs that refer to the part."""
     read: datetime.datetime
     """When a run took it last; when it was published, where none did."""
     is_unsure: bool = False
@@ -155,13 +155,13 @@ def stored(store: Path) -> Iterator[Stored]:
             with contextlib.suppress(FileNotFoundError):  # it is removed just now
                 about = path.stat()
                 published = datetime.datetime.fromtimestamp(about.st_mtime, datetime.UTC)
-                times = [datetime.datetime.fromisoformat(one.noted) for one in needs[name]]
+                times = [datetime.datetime.fromisoformat(need.noted) for need in needs[name]]
                 yield Stored(
                     shelf.folder.parent.name,
                     shelf.folder.name,
                     path,
                     about.st_size,
-                    sorted({one.run for one in needs[name] if one.is_there}),
+                    sorted({need.run for need in needs[name] if need.is_there}),
                     max([published, *times]),
                     about.st_mtime <= known_from,
                 )
@@ -189,9 +189,9 @@ def show(store: Path) -> None:
 
 def _what(folder: Path) -> str:
     """Return what the recipe in `folder` computes, in words."""
-    told = read_json(folder / shared.RECIPE) or {}
+    content = read_json(folder / shared.RECIPE) or {}
     try:
-        settings = Settings.model_validate(told)
+        settings = Settings.model_validate(content)
     except ValueError:
         return "(no recipe.json)"
     return " ".join(filter(None, (settings.workload, model_told(settings))))
@@ -231,16 +231,16 @@ def add(store: Path, folder: Results) -> None:
 
 
 def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
-    """List this user's parts that no run refers to, and leftovers; remove them where it `is_meant`.
-    What a reference that cannot be read may be to stays."""
+    """List this user's parts that no run refers to, and leftovers; remove them if `is_meant`. Parts
+    that an unreadable reference may name stay."""
     user = shared.own_folder(store).name
     if leftovers := _leftovers(store):
         number = counted(len(leftovers), "leftover")
         effect = "removed" if is_meant else "give --yes to remove them"
         log.info("%s of killed commands, or unread copies of remote indices; %s", number, effect)
-    for place in leftovers if is_meant else ():
+    for path in leftovers if is_meant else ():
         with contextlib.suppress(FileNotFoundError):  # its command removes it just now
-            files.remove(place)
+            files.remove(path)
     free = [
         part
         for part in stored(store)
@@ -276,21 +276,21 @@ def _leftovers(store: Path) -> list[Path]:
         shelf.lone_receipts() for shelf in shared.all_shelves(store) if shelf.folder.parent == own
     ]
     temporary = [
-        place
-        for place in (*own.rglob(".*"), *unnamed, *itertools.chain.from_iterable(lone))
-        if now - _last_written(place) > OLD_SECONDS
+        path
+        for path in (*own.rglob(".*"), *unnamed, *itertools.chain.from_iterable(lone))
+        if now - _last_written(path) > OLD_SECONDS
     ]
     copies = [
-        place
-        for place in shared.index_copies(store)
-        if now - place.stat().st_mtime > UNREAD_DAYS * 86_400
+        path
+        for path in shared.index_copies(store)
+        if now - path.stat().st_mtime > UNREAD_DAYS * 86_400
     ]
     return temporary + copies
 
 
-def _last_written(place: Path) -> float:
-    """Return when anything in `place` was written last; now, where it is being removed."""
+def _last_written(path: Path) -> float:
+    """Return the last mtime of any file below `path`; now, if it is being removed."""
     try:
-        return max(entry.lstat().st_mtime for entry in (place, *place.rglob("*")))
+        return max(entry.lstat().st_mtime for entry in (path, *path.rglob("*")))
     except FileNotFoundError:
         return time.time()

@@ -38,7 +38,8 @@ from featuremill.workload.weights import model_told
 
 CARD = "card.json"
 BLOCK_BYTES = 8 * 2**20
-"""Of rows that are read and written together, so that no reader has to hold a whole part."""
+"""The bytes of rows that are read and written together, so that no reader has to hold a whole
+part."""
 NO_DEVICE = Device("cpu", "", "none", has_bf16=False)
 log = logging.getLogger("featuremill.store")
 
@@ -66,8 +67,8 @@ def export(store: Path, to: Path, recipe: str, licence: str) -> None:
 
 def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
     shelves = shared.shelves(store, recipe)
-    told = next(filter(None, (read_json(shelf.folder / shared.RECIPE) for shelf in shelves)), {})
-    settings = Settings.model_validate({key: told[key] for key in told if key != "seal"})
+    content = next(filter(None, (read_json(shelf.folder / shared.RECIPE) for shelf in shelves)), {})
+    settings = Settings.model_validate({key: content[key] for key in content if key != "seal"})
     to.mkdir(parents=True)
     files: dict[str, Any] = {}
     num_records = 0
@@ -130,37 +131,37 @@ def _blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def _good_parts(shelves: Sequence[shared.Shelf]) -> dict[str, Part]:
-    """Return the parts by name; damaged ones are left out, with a warning."""
-    found: dict[str, Part] = {}
+    """Return the undamaged parts by name; warn about the others."""
+    parts: dict[str, Part] = {}
     for shelf in shelves:
         for name, path in shelf.parts().items():
-            if name in found:
+            if name in parts:
                 continue
             try:
                 receipt = Receipt.read(path.with_suffix(".json"))
-                found[name] = checked(path, [receipt], receipt.rows)
+                parts[name] = checked(path, [receipt], receipt.rows)
             except (IntegrityError, UserError, OSError) as problem:
                 log.warning("%s", problem)
-    return found
+    return parts
 
 
 def _rows_to_give(good: Mapping[str, Part]) -> Iterator[tuple[Path, npt.NDArray[np.int64]]]:
-    """Yield the `good` parts with those of their rows that no earlier one gives."""
+    """Yield the paths of the `good` parts, each with the rows that no earlier part has."""
     paths = {name: part.path for name, part in good.items()}
     numbers = {name: number for number, name in enumerate(paths)}
     with tempfile.TemporaryDirectory() as scratch:
         # All parts are read anyway, so no index that any user may have written is needed.
         levels = levels_of_parts(paths, Path(scratch))
         numbered = [(level, level.numbered(numbers)) for level in levels]
-        given: list[list[npt.NDArray[np.int32]]] = [[] for _ in numbers]
+        rows_of: list[list[npt.NDArray[np.int32]]] = [[] for _ in numbers]
         for bucket in range(NUM_BUCKETS if levels else 0):
             sha256, part, row = chosen(numbered, bucket)
             is_first = np.ones(len(sha256), bool)
             is_first[1:] = sha256[1:] != sha256[:-1]
             part, row = part[is_first], row[is_first]
             for number in np.unique(part).tolist():
-                given[number].append(row[part == number])
-    for path, rows in zip(paths.values(), given, strict=True):
+                rows_of[number].append(row[part == number])
+    for path, rows in zip(paths.values(), rows_of, strict=True):
         if rows:
             yield path, np.sort(np.concatenate(rows)).astype(np.int64)
 
@@ -191,7 +192,7 @@ def _take_export(store: Path, source: Path) -> None:
     try:
         recipe, files = card["recipe"], card["files"]
         settings = Settings.model_validate(card["settings"])
-        receipts = {name: Receipt.model_validate(told["receipt"]) for name, told in files.items()}
+        receipts = {name: Receipt.model_validate(entry["receipt"]) for name, entry in files.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         recipe = ""
     if not recipe or recipe_of(settings) != recipe:
@@ -238,18 +239,18 @@ def _publish(
                 table = pa.table([*columns, *block.columns[1:]], schema=part_schema(values))
                 file.write_table(table.combine_chunks())
                 num_rows += num
-        told = {"part": digest_of_file(path), "rows": num_rows, "ok": num_rows, "failed": 0}
-        shared.publish(store, recipe, settings.as_json(), path, receipt.model_copy(update=told))
+        update = {"part": digest_of_file(path), "rows": num_rows, "ok": num_rows, "failed": 0}
+        shared.publish(store, recipe, settings.as_json(), path, receipt.model_copy(update=update))
 
 
 def _take_published(
     store: Path, source: Path, fasta: Path, declared: str, layer: int | None
 ) -> None:
     name, lots = _published(source, fasta, declared, layer)
-    num_without, num_taken, asked = 0, 0, None
-    for asked, table, without in lots:
-        settings = settings_of(name, find_workload(name), asked, NO_DEVICE, None)
-        device = f"declared by {asked.declared}, not computed here"
+    num_without, num_taken, options = 0, 0, None
+    for options, table, without in lots:
+        settings = settings_of(name, find_workload(name), options, NO_DEVICE, None)
+        device = f"declared by {options.declared}, not computed here"
         receipt = Receipt(
             rows=0,
             ok=0,
@@ -264,7 +265,7 @@ def _take_published(
         )
         _publish(store, receipt.recipe, settings, table.to_batches(), table.schema, receipt)
         num_taken, num_without = num_taken + table.num_rows, without
-    if asked is None:
+    if options is None:
         raise UserError(
             f"{source}: it has vectors of none of the proteins in {fasta}; check that both have "
             "the same ids or accessions."
@@ -272,7 +273,7 @@ def _take_published(
     keep_index(store, receipt.recipe)
     more = f"; {num_without:,} records of {fasta} have none" if num_without else ""
     log.info("%s: %s imported%s", source, counted(num_taken, "vector"), more)
-    config = {"workload": name, "options": asked.model_dump(exclude_defaults=True)}
+    config = {"workload": name, "options": options.model_dump(exclude_defaults=True)}
     log.info("in a config:\n%s", yaml.safe_dump({**config, "store": str(store)}, sort_keys=False))
 
 

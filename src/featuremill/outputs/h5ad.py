@@ -52,9 +52,9 @@ class Writer:
         )
         root = _mark(self._file.root, "anndata")
         self._matrices = {
-            name: _array(root if name == first else root.require_group("obsm"), place, shape, dtype)
+            name: _array(root if name == first else root.require_group("obsm"), key, shape, dtype)
             for name, kind in kinds.items()
-            for place in ["X" if name == first else name]
+            for key in ["X" if name == first else name]
             for shape in [(target.num_rows, kind.list_size)]
             for dtype in [kind.value_type.to_pandas_dtype()]
         }
@@ -116,9 +116,9 @@ def _mark(element: Any, kind: str) -> Any:
 
 
 def _array(group: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    found = group.create_dataset(name, shape, dtype, track_times=False)
-    is_text = found.dtype.kind == "O"
-    return _mark(found, "string-array" if is_text else "array")
+    dataset = group.create_dataset(name, shape, dtype, track_times=False)
+    is_text = dataset.dtype.kind == "O"
+    return _mark(dataset, "string-array" if is_text else "array")
 
 
 def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:

@@ -66,13 +66,13 @@ class Writer:
 
 
 def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
-    """Return digests as text, 64 hex digits each."""
+    """Return digests as strings of 64 hex digits."""
     import numpy as np
     import pyarrow as pa
 
     from featuremill.kit.arrays import digests
 
-    found = digests(sha256)
-    edges = np.arange(len(found) + 1, dtype=np.int32) * HEX_DIGITS
-    text = binascii.hexlify(found.tobytes())
-    return pa.StringArray.from_buffers(len(found), pa.py_buffer(edges), pa.py_buffer(text))
+    binary = digests(sha256)
+    edges = np.arange(len(binary) + 1, dtype=np.int32) * HEX_DIGITS
+    text = binascii.hexlify(binary.tobytes())
+    return pa.StringArray.from_buffers(len(binary), pa.py_buffer(edges), pa.py_buffer(text))

@@ -37,7 +37,7 @@ class Writer:
         names = [*target.id_columns.names, "accession", "length"]
         for name in self._columns:
             width = target.values.field(name).type.list_size
-            names += [f"{name}_{place}" for place in range(width)]
+            names += [f"{name}_{index}" for index in range(width)]
         self._file = target.path.open("w", encoding="utf-8", newline="\n")
         self._table = TsvWriter(self._file, names)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from featuremill.base.change import told
+from featuremill.base.change import in_words
 from featuremill.base.devices import Device
 from featuremill.base.words import counted, human_bytes, in_units, plain_duration
 from featuremill.config.asked import changes_of_settings
@@ -66,7 +66,7 @@ def _again(folder: Results, plan: Plan, last: Plan, sizing: Sizing) -> str:
     was_computed = any((folder.store / "parts" / last.recipe).glob("*.arrows"))
     if plan.recipe == last.recipe or not (num_left and was_computed):
         return ""
-    changes = told(changes_of_settings(last.settings, plan.settings))
+    changes = in_words(changes_of_settings(last.settings, plan.settings))
     records = counted(num_left, "distinct record")
     have = "is" if num_left == 1 else "are"
     return f"other values are asked for ({changes}): {records} {have} computed again" + (
@@ -163,11 +163,11 @@ def _too_few(folder: Results, plan: Plan, sizing: Sizing) -> list[str]:
     if not sentence:
         return []
     work = _work(shards)
-    by_itself = sizing._replace(asked="auto")
+    by_itself = sizing._replace(config_cost="auto")
     best = by_itself.cut(*work).shards(work[0])
     if best <= len(shards):
         return [f"{sentence} {by_itself.why_no_more(*work)}"]
-    if sizing.asked == "auto":
+    if sizing.config_cost == "auto":
         return [f"{sentence} Shards with computed batches stay as they are."]
     return [
         f"{sentence} Set `shards: {{cost: auto}}` in the config and run the same command again: "

@@ -163,7 +163,7 @@ class Holders(NamedTuple):
     """Which rows of old shards hold records of a bucket; in the order of the shards."""
 
     position: Integers
-    """Position of the distinct record in the bucket."""
+    """The positions of the distinct records in the bucket."""
     keys: npt.NDArray[np.void]
 
 
@@ -190,12 +190,12 @@ class Own(NamedTuple):
     NOWHERE."""
 
     def homes(self, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
-        """Return where each distinct record of the bucket is, as `LOCATION`."""
-        found = np.full(len(bucket.sha256), NOWHERE, LOCATION)
+        """Return the shard and row of each distinct record of the bucket, as `LOCATION`."""
+        locations = np.full(len(bucket.sha256), NOWHERE, LOCATION)
         position, keys = holders(bucket, self.keys, number, self.kept)
         for name in LOCATION.names or ():
-            found[name][position] = keys[name]  # of several shards, the last one counts
-        return found
+            locations[name][position] = keys[name]  # of several shards, the last one counts
+        return locations
 
     def to_look_up(self, bucket: Bucket, number: int) -> Integers:
         """Return the positions of the distinct records that no computed shard has."""

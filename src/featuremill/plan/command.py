@@ -78,9 +78,10 @@ def run(arguments: argparse.Namespace) -> None:
         )
     weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     with run_log.line(folder.root, "plan") as line:
-        made = plan(folder, config, weights, arguments.weights, arguments.replan, arguments.threads)
+        threads = arguments.threads
+        planned = plan(folder, config, weights, arguments.weights, arguments.replan, threads)
         asked.planned(config, folder.root).note(is_new=True)
-        line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
+        line.text = "; ".join(filter(None, (*sizes_of(folder, planned.plan), planned.why_cut)))
 
 
 class Planned(NamedTuple):
@@ -127,17 +128,17 @@ def plan(
         last = None if replan else Plan.find(folder.store / "plan.json")
         remove_left(folder.store / "spool")
         with (
-            scratch(folder.store / "spool") as place,
+            scratch(folder.store / "spool") as spool_folder,
             Processes(threads or num_cores()) as processes,
         ):
-            planning = Planning(folder, config, options, sizing, last, processes, place)
-            result, why_cut = planning.made()
+            planning = Planning(folder, config, options, sizing, last, processes, spool_folder)
+            result, why_cut = planning.write()
         result.write(folder.store / "plan.json")
         ours.write_json(folder.plan, result.content())
         shared.note_run(folder, result)
     announce(folder, result, last, why_cut, sizing, config.outputs, config.order)
-    if said := too_large(config, device, weights, result):
-        log.warning("%s", said)
+    if warning := too_large(config, device, weights, result):
+        log.warning("%s", warning)
     return Planned(result, why_cut)
 
 
@@ -169,9 +170,8 @@ class Planning(NamedTuple):
     scratch: Path
     """A folder for as long as it takes."""
 
-    def made(self) -> Planned:
-        """Read the records, write shards and records.parquet; return the plan, which is not written
-        yet."""
+    def write(self) -> Planned:
+        """Write shards and records.parquet; return the plan, which is not written yet."""
         sheet = samples.read(Path(self.run.samples)) if self.run.samples else None
         if sheet:
             _check(sheet)
@@ -232,7 +232,7 @@ class Planning(NamedTuple):
         def cut_of(cost: int, records: int) -> Cut:
             return sizing.cut(cost, records, round(records * mean_bytes))
 
-        unassigned = cutter.place(offer)
+        unassigned = cutter.assign(offer)
         not_begun = set(names) - folder.begun_shards()
         held = cutter.used_of(not_begun)
         if held.shards:
@@ -281,7 +281,7 @@ class Planning(NamedTuple):
 def _check(sheet: Sheet) -> None:
     """Refuse a sheet whose files are not there, and say what it comes to."""
     sheet.refuse_missing()
-    log.info("%s", sheet.told)
+    log.info("%s", sheet.summary)
     for file in sheet.shared[:MAX_SHARED]:
         log.warning("%s: %s is a file of several samples", sheet.path, file)
     if more := len(sheet.shared[MAX_SHARED:]):

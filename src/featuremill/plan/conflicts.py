@@ -50,12 +50,12 @@ def refuse(folders: Sequence[Path], rows: Rows, reasons: Mapping[int, str], tall
 
 
 def _refused(batch: pa.RecordBatch, reasons: Mapping[int, str]) -> pa.RecordBatch:
-    """Return the batch with the rows at these places as `Spool.add` writes refused ones."""
+    """Return the batch with refused rows, by their indices, written as `Spool.add` writes them."""
     columns = batch.to_pydict()
-    for place, reason in reasons.items():
+    for row, reason in reasons.items():
         about = {"sha256": None, "length": 0, "cost": 0, "reason": reason, "note": None}
         for name, value in about.items():
-            columns[name][place] = value
+            columns[name][row] = value
     return pa.RecordBatch.from_pydict(columns, ROWS)
 
 

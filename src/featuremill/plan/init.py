@@ -260,7 +260,7 @@ def _placed(output: Path) -> Iterator[None]:
 
 def config_text(
     checked: config.Run,
-    given: Collection[str],
+    explicit: Collection[str],
     unfilled: Collection[str],
     survey: Survey | None,
     is_full: bool = False,
@@ -289,7 +289,7 @@ def config_text(
         if lines[-1]:
             lines.append("")
         if name == "options":
-            if options := [*_options(checked, given, unfilled, is_full)]:
+            if options := [*_options(checked, explicit, unfilled, is_full)]:
                 lines += ["options:", *options]
         elif isinstance(value, Described):
             lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
@@ -302,7 +302,7 @@ def config_text(
 
 
 def _options(
-    checked: config.Run, given: Collection[str], unfilled: Collection[str], is_full: bool
+    checked: config.Run, explicit: Collection[str], unfilled: Collection[str], is_full: bool
 ) -> Iterator[str]:
     """Yield the options: what is to be filled in, what was given and what names the model as keys,
     and the others, if it `is_full`, as comments."""
@@ -310,7 +310,7 @@ def _options(
     schema = model.model_json_schema()
     values = checked.options.model_dump(mode="json", warnings=False)
     has_model = not unfilled and checked.model
-    active = {*given, checked.model_key[-1]} if has_model else {*given}
+    active = {*explicit, checked.model_key[-1]} if has_model else {*explicit}
     descriptions = model.descriptions()
     for name in model.model_fields:
         if not (is_full or name in unfilled or name in active):

@@ -16,8 +16,8 @@ from featuremill.store.row_order import will_be_by_shard
 COUNTING_RESIDUES = ("tokens", "residues")
 """Units of cost by which a shard has at most as many vectors per residue as it costs."""
 IDENTITY_BYTES = 120
-"""Bytes of a record in store/identities: `python -m bench.merge_scale --records 10000000 --width
-128 --order shard`."""
+"""The bytes of a record in store/identities: `python -m bench.merge_scale --records 10000000
+--width 128 --order shard`."""
 
 
 def residues_of(num_bytes: int, unit: str, cost: int) -> int:

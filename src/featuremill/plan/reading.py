@@ -147,14 +147,14 @@ def _chunks(
     records = plugin_errors.records_of(config.workload, config.module, files, options)
     if not (sheet and sheet.shared):
         owners = {row.file: row.owner for row in sheet.rows} if sheet else {}
-        found = records.pieces() if isinstance(records, Stream) else records
-        yield from lots_of(found, owners)
+        yield from lots_of(records.pieces() if isinstance(records, Stream) else records, owners)
         return
     first = 0
     with tempfile.TemporaryFile(dir=folder) as kept:
         once = _Once(records, sheet.shared, kept)
         for owners in sheet.passes():
-            for chunk in chunks_of(chain.from_iterable(map(once.of, owners)), first, owners):
+            records_again = chain.from_iterable(map(once.records_of, owners))
+            for chunk in chunks_of(records_again, first, owners):
                 yield chunk
                 first = chunk.end
         once.refuse_more()
@@ -173,7 +173,7 @@ class _Once:
         self._kept: dict[str, tuple[int, int]] = {}
         """Where those of a file begin there, and how many they are."""
 
-    def of(self, file: str) -> Iterator[Record]:
+    def records_of(self, file: str) -> Iterator[Record]:
         if file in self._kept:
             begin, times = self._kept[file]
             self._file.seek(begin)

@@ -65,7 +65,7 @@ def _repeats(
 
 
 def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table, conflicts: dict[int, str]) -> Ordinals:
-    """Return which of `ordinals` repeat another, one by one: ids of the same hash may differ."""
+    """Return which of `ordinals` repeat another; compare ids themselves, as hashes may collide."""
     order = np.argsort(ordinals)
     columns = few.take(pa.array(order)).to_pydict().values()
     of_id: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
@@ -77,10 +77,10 @@ def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table, conflicts: dict[int
         if another is None:
             repeats += [ordinal for ordinal, _ in others]
             continue
-        places = rows.take(np.array([first, another]), ["source", "line"]).to_pylist()
+        positions = rows.take(np.array([first, another]), ["source", "line"]).to_pylist()
         to_first, to_another = (
-            CONFLICT.reason(f"the other one is at {place['source']}:{place['line']}")
-            for place in places
+            CONFLICT.reason(f"the other one is at {position['source']}:{position['line']}")
+            for position in positions
         )
         conflicts |= {
             ordinal: to_another if sha256 == first_sha256 else to_first

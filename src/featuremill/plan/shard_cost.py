@@ -25,7 +25,8 @@ from featuremill.store.plan import SHARDS_A_SLOT, Settings
 from featuremill.workload import find_workload, optional
 
 USUAL_SECONDS = 300.0
-"""Seconds to compute a shard: start-up is a few per cent of it, and progress is visible."""
+"""The seconds of computing a shard: start-up is a few per cent of them, and a run shows progress
+often enough."""
 LEAST_SECONDS = 30.0
 MOST_STARTUP = 0.1
 """Share of a job's time."""
@@ -40,7 +41,7 @@ MOST_PART_BYTES = 2**35
 """Parts are written and read as streams, so memory sets no limit. But a job that goes on hashes
 what is there, a damaged part is computed again as a whole, and people copy and move such files."""
 UNKNOWN_COST = 2_000_000
-"""Cost of a shard at an unknown speed: as many residues take a CPU some minutes."""
+"""The cost of a shard where no speed is known: as many residues take a CPU some minutes."""
 USUAL_CARD = "NVIDIA A100-SXM4-80GB"
 """Stands in for a GPU that nobody named, or that the table lacks: by a slower one, a fast card
 would start up for most of its time."""
@@ -51,7 +52,7 @@ class Work(NamedTuple):
     records: int
     payload_bytes: int
     part_bytes: int
-    """Bytes of all values, as in parts."""
+    """The bytes of all values in parts."""
 
 
 def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit: str) -> Work:
@@ -63,13 +64,13 @@ def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit
 class Choice(NamedTuple):
     num_shards: int
     cost: int
-    """Cost of a shard, with which plan's `cuts` makes `num_shards`."""
+    """The cost of a shard; `cuts` makes `num_shards` of them."""
     why: str
     """Not more and not fewer, in words."""
     speed: Speed | None
     """By which it was chosen."""
     seconds: float
-    """Seconds to compute a shard; 0 without a speed."""
+    """The seconds of computing a shard; 0 without a speed."""
 
     @property
     def startup_seconds(self) -> float:
@@ -81,17 +82,18 @@ class Choice(NamedTuple):
         return self.startup_seconds / (self.startup_seconds + self.seconds)
 
     def words(self, unit: str) -> str:
-        """Return the sentence about it: what, why, what start-ups take, and by what speed."""
+        """Return a sentence: the number of new shards, the reason, the share of start-ups, the
+        speed."""
         new, speed = counted(self.num_shards, "new shard"), self.speed
-        said = f"shards.cost: auto makes {new} of {self.cost:,} {unit}"
+        outcome = f"shards.cost: auto makes {new} of {self.cost:,} {unit}"
         if speed is None:
-            return f"{said} ({self.why})"
+            return f"{outcome} ({self.why})"
         known = "measured" if speed.is_startup_measured else "an assumption"
         source = "an assumption, see featuremill estimate" if speed.is_assumed else speed.source
         each = " each" if self.num_shards > 1 else ""
         return plain(
             one_line(
-                f"{said}, {plain_duration(self.seconds)} of computing{each} ({self.why}); a job "
+                f"{outcome}, {plain_duration(self.seconds)} of computing{each} ({self.why}); a job "
                 f"starts up for {self.startup_seconds:.1f} s ({known}), "
                 f"{100 * self.startup_share:.0f} % of its time; {speed.device}: "
                 f"{speed.cost_per_second:,.0f} {unit} a second ({source})"
@@ -165,7 +167,7 @@ class Cut(NamedTuple):
     """How large new shards are."""
 
     cost: float
-    """Mean cost of a shard."""
+    """The mean cost of a shard."""
     why: str
     """A sentence; empty where the config says how large."""
 
@@ -177,7 +179,7 @@ class Cut(NamedTuple):
 class Sizing(NamedTuple):
     """A run on this machine, as far as the size of its shards goes."""
 
-    asked: int | Literal["auto"]
+    config_cost: int | Literal["auto"]
     """`shards.cost` of the config."""
     results: Path
     """The folder of runs, whose receipts count."""
@@ -188,13 +190,13 @@ class Sizing(NamedTuple):
     unit: str
     device: Device
     gpus: int
-    """Number of GPUs that hold one model."""
+    """The number of GPUs that hold one model."""
 
     def cut(self, cost: int, records: int, payload_bytes: int) -> Cut:
         if not cost:
             return Cut(UNKNOWN_COST, "shards that exist stay as they are; no new ones are needed")
-        if self.asked != "auto":
-            return Cut(self.asked, "")
+        if self.config_cost != "auto":
+            return Cut(self.config_cost, "")
         choice = self.choice(cost, records, payload_bytes)
         why = choice.words(self.unit)
         if choice.speed is None:

@@ -52,7 +52,7 @@ class Work(NamedTuple):
     folder: Results
     spools: list[Path]
     buckets: list[int]
-    """Buckets with records."""
+    """The numbers of the buckets that hold a record."""
     own: Own
     locations: Path
     """A file of `LOCATION`s, one a record: shards are numbered old ones first, then the parts of
@@ -94,7 +94,7 @@ class Used(NamedTuple):
     cost: int
     records: int
     shards: int
-    """Number of shards with wanted records."""
+    """The number of shards with a wanted record."""
 
 
 class Cutter:
@@ -144,11 +144,11 @@ class Cutter:
             own.kept[:] = (2 * wanted >= size) & (wanted > 0)
         return own
 
-    def place(self, offer: Offer = NOTHING) -> Unassigned:
-        """Place the records that old shards and stores have; return what has to be cut."""
+    def assign(self, offer: Offer = NOTHING) -> Unassigned:
+        """Assign the records that old shards and stores have; return those that need new shards."""
         self._work = self._work._replace(offer=offer)
         self._old = [*self._own, *offer.parts]
-        return self._place_in_kept()
+        return self._assign_to_kept()
 
     def used_of(self, names: Collection[str]) -> Used:
         """Return what old shards of these `names` are asked for, and how many of them are asked."""
@@ -169,13 +169,13 @@ class Cutter:
         before = kept.copy()
         was_unassigned = self.unique - int(self._used.sum())
         kept[:] &= [shard.name not in names for shard in self._own]
-        unassigned = self._place_in_kept()
+        unassigned = self._assign_to_kept()
         if unassigned.records == was_unassigned + held.records:
             return unassigned
         kept[:] = before
-        return self._place_in_kept()
+        return self._assign_to_kept()
 
-    def _place_in_kept(self) -> Unassigned:
+    def _assign_to_kept(self) -> Unassigned:
         self.unique = unassigned_cost = 0
         self.locations["shard"] = NOWHERE
         self._used, self._used_cost, self._lost = np.zeros((3, len(self._old)), np.int64)

@@ -79,7 +79,7 @@ class Chunk(NamedTuple):
     lengths: tuple[int, ...]
     """In the workload's unit: what a record says itself, else the bytes of its payload."""
     owners: tuple[int, ...]
-    """Number of the sample of each record in the sheet; 0 without one."""
+    """The number of each record's owner in the sheet of samples; 0 without a sheet."""
     sizes: tuple[int, ...]
     """What each one takes of `CHUNK_BYTES`."""
 
@@ -113,12 +113,12 @@ class Tally:
 
     records: int = 0
     total_length: int = 0
-    """Length of the good records, in the workload's unit."""
+    """The length of the good records, in the workload's unit."""
     longest: int = 0
     costliest: int = 0
     """The highest cost of one."""
     total_bytes: int = 0
-    """Bytes of the payloads of the good records."""
+    """The bytes of the good records' payloads."""
     refusals: Counter[str] = field(default_factory=Counter)
     """Records by the head of the reason they were refused for."""
     notes: Counter[str] = field(default_factory=Counter)
@@ -156,21 +156,21 @@ class Tally:
         self.by_source += other.by_source
 
 
-def lots_of(found: Iterable[Piece | Record], owners: Mapping[str, int]) -> Iterator[Chunk | Pieces]:
-    """Yield what was `found` in lots for one process each; `owners` as in `chunks_of`."""
+def lots_of(items: Iterable[Piece | Record], owners: Mapping[str, int]) -> Iterator[Chunk | Pieces]:
+    """Yield `items` in lots, each for one process; `owners` as in `chunks_of`."""
     first = 0
-    for is_made, group in itertools.groupby(found, lambda each: isinstance(each, Record)):
+    for is_made, group in itertools.groupby(items, lambda each: isinstance(each, Record)):
         cut: Any = chunks_of if is_made else _pieces
         for lot in cut(group, first, owners):
             yield lot
             first = lot.end
 
 
-def _pieces(found: Iterable[Piece], first: int, owners: Mapping[str, int]) -> Iterator[Pieces]:
+def _pieces(pieces: Iterable[Piece], first: int, owners: Mapping[str, int]) -> Iterator[Pieces]:
     waiting: list[Piece] = []
     end, size, failed = first, 0, None
     try:
-        for piece in found:
+        for piece in pieces:
             waiting.append(piece)
             end, size = end + piece.num_records, size + len(piece.text)
             if end - first >= CHUNK_RECORDS or size >= PIECES_BYTES:
@@ -238,9 +238,9 @@ def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk | Pi
         for chunk in chunks:
             if isinstance(chunk, Pieces):
                 stream = stream or cast("Stream", module.records([], settled))
-                made = [record for piece in chunk.pieces for record in stream.records_of(piece)]
-                assert len(made) == chunk.end - chunk.first, chunk.pieces[0][:2]
-                chunk = _chunk(chunk.first, made, chunk.owners)
+                records = [record for piece in chunk.pieces for record in stream.records_of(piece)]
+                assert len(records) == chunk.end - chunk.first, chunk.pieces[0][:2]
+                chunk = _chunk(chunk.first, records, chunk.owners)
             files.add(chunk)
     return files.tally
 

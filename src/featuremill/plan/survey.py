@@ -33,7 +33,7 @@ class Survey:
         """The first two ids of good records."""
         self._payloads: set[bytes] = set()
         self.first_refused: dict[str, str] = {}
-        """Where the first record stands that was refused for each reason."""
+        """The position (`path:line`) of the first refused record of each reason."""
 
     def count(self, chunk: Chunk) -> None:
         self.tally.count(chunk)
@@ -42,11 +42,11 @@ class Survey:
             while len(kept) < 2 and (value := next(good, None)) is not None:
                 kept.add(value)  # type: ignore[arg-type]
         self.lengths.update(chunk.good_lengths())
-        for id, length, reason, place, line in zip(
+        for id, length, reason, path, line in zip(
             chunk.ids, chunk.lengths, chunk.reasons, chunk.sources, chunk.lines, strict=True
         ):
             if reason:
-                self.first_refused.setdefault(head_of(reason), f"{place}:{line}")
+                self.first_refused.setdefault(head_of(reason), f"{path}:{line}")
             elif length > self.longest[0]:
                 self.longest = length, id
 

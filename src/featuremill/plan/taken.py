@@ -43,8 +43,8 @@ from featuremill.store.shared_index import (
 from featuremill.workload.recipe import recipe_of
 
 HIT = np.dtype([("position", "<i8"), ("first", "<u8"), ("part", "<i4"), ("row", "<i4")])
-"""A payload that a store has: its position in its bucket, the first eight bytes of its sha256,
-and its part and row."""
+"""A payload that a store has: its position in its bucket, the first eight bytes of its sha256, its
+part, and its row there."""
 ROWS_AT_ONCE = 2_000_000
 """About how many rows of parts are compared with an index at once."""
 TRIES = 5
@@ -194,8 +194,8 @@ def _is_changed(
 
 
 def _misplaced(parts: Parts, hit: Collection[int], hits: Path) -> list[int]:
-    """Return the numbers of the local parts of which an index lists other rows than they have: each
-    user who may write into a store can write a wrong one."""
+    """Return the numbers of local parts whose rows differ from those that an index lists: each user
+    with write access to a store can write a wrong index."""
     names = [*parts.paths]
     left = sorted(number for number in hit if names[number] not in parts.remote)
     misplaced = set[int]()
@@ -216,10 +216,10 @@ def _misplaced(parts: Parts, hit: Collection[int], hits: Path) -> list[int]:
                 rows.append(np.where(is_failed, ~first, first))  # a failed row is not to be taken
         together = np.concatenate([np.empty(0, np.uint64), *rows])
         for path in hits.iterdir():
-            found = np.fromfile(path, HIT)
-            found = found[start[found["part"]] >= 0]
-            there = together[start[found["part"]] + found["row"]]
-            misplaced |= {*found["part"][there != found["first"]].tolist()}
+            entries = np.fromfile(path, HIT)
+            entries = entries[start[entries["part"]] >= 0]
+            there = together[start[entries["part"]] + entries["row"]]
+            misplaced |= {*entries["part"][there != entries["first"]].tolist()}
     return sorted(misplaced)
 
 

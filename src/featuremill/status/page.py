@@ -75,7 +75,7 @@ class Page:
 
     def _page(self, now: ProjectState, is_last: bool) -> str:
         shown = {
-            "title": one_line(plain(str(now.runs.given))),
+            "title": one_line(plain(str(now.runs.path))),
             "lead": "; ".join(totals_lines(now)),
             "at": now.time,
             "refresh": None if is_last else EVERY_SECONDS,

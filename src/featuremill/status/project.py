@@ -94,7 +94,7 @@ class ProjectState:
         made = zip(self.runs.steps, self.steps, self.figures, strict=True)
         return {
             "version": VERSION,
-            "config": str(self.runs.given),
+            "config": str(self.runs.path),
             "state": STATES[self.exit_status],
             "exit_status": self.exit_status,
             "is_at_work": self.is_at_work,
@@ -115,7 +115,7 @@ class ProjectState:
             return self.alone.now_as_json()
         return {
             "version": VERSION_NOW,
-            "config": str(self.runs.given),
+            "config": str(self.runs.path),
             "phase": self.phase,
             "runs": [run.now_as_json(is_alone=False) for run in self.states.values()],
             "status": self.as_json() if self.is_close else None,
@@ -127,9 +127,9 @@ class ProjectReader:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        configs: Sequence[Run | None] = runs.asked or [None] * len(runs.folders)
+        configs: Sequence[Run | None] = runs.configs or [None] * len(runs.folders)
         self._readers = [
-            RunReader(folder, runs.given, run)
+            RunReader(folder, runs.path, run)
             for folder, run in zip(runs.folders, configs, strict=True)
         ]
 
@@ -151,8 +151,8 @@ class ProjectReader:
         """
         runs, states = self._runs, {}
         places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]
-        if runs.given not in runs.folders and not any(place.exists() for place in places):
-            raise UserError(f"{runs.given}: this run has not started yet; type {runs.again()}.")
+        if runs.path not in runs.folders and not any(place.exists() for place in places):
+            raise UserError(f"{runs.path}: this run has not started yet; type {runs.again()}.")
         for name, reader in zip(runs.names, self._readers, strict=True):
             states[name] = reader.look_closely(verifies, must_be=runs.is_one)
         state = ProjectState(runs, states, [made.stands() for made in runs.steps], is_close=True)
@@ -180,5 +180,5 @@ def _what_to_type(state: ProjectState) -> list[str]:
         return []
     forced = dict.fromkeys(rule for run in state.begun for rule in run.forced)
     fixes = [p.fix for run in state.begun if run.needs == "run" for p in run.problems]
-    retry = [f"featuremill retry {shlex.quote(str(state.runs.given))}"] if retries else []
+    retry = [f"featuremill retry {shlex.quote(str(state.runs.path))}"] if retries else []
     return [*removing(fixes), *retry, state.runs.again(list(forced))]

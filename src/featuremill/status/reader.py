@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from featuremill.base.change import Change, told
+from featuremill.base.change import Change, in_words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
@@ -177,7 +177,7 @@ class RunReader:
         if self._config and of_another and of_another != self._typed.resolve():
             other = shown(of_another)
             fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
-        what = f"{self._run_folder} is not of what {who} asks for ({told(changes)})."
+        what = f"{self._run_folder} is not of what {who} asks for ({in_words(changes)})."
         weights = config.weights_json
         failed = problems_before_plan(self._results, weights) if weights else []
         return [Problem("config_changed", what, fix), *failed]
@@ -191,7 +191,7 @@ class RunReader:
         if not found:
             what, fix = f"{self._run_folder}/report.html", Fix()
             found = self._changes_of_report(config)
-        sentence = f"{what} is not of what {self._typed} asks for ({told(found)})."
+        sentence = f"{what} is not of what {self._typed} asks for ({in_words(found)})."
         return [Problem("config_changed", sentence, fix)] if found else []
 
     def _changes_of_report(self, config: Run) -> Sequence[Change]:

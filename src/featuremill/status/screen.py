@@ -54,7 +54,7 @@ def whole_screen(now: ProjectState, width: int) -> RenderableType:
     num_done, num_records = (
         sum(getattr(run, sums).records for run in runs) for sums in ("done", "total")
     )
-    title = Text.assemble((one_line(plain(str(now.runs.given))), "bold"), "  ")
+    title = Text.assemble((one_line(plain(str(now.runs.path))), "bold"), "  ")
     title.append(f"{num_done:,} of {words.records(num_records)} of its runs")
     parts = [part for run in runs for part in (Text(), screen(run, width))]
     steps = [part for line in step_lines(now) for part in (Text(), _cropped(Text(line)))]

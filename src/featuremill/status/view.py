@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from featuremill.base.change import told
+from featuremill.base.change import in_words
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted, plain_duration
 from featuremill.status.commands import Problem
@@ -50,7 +50,7 @@ def lines(project: ProjectState) -> Iterator[str]:
     """Yield the lines of the page, of a close look."""
     run = project.alone
     sentence = summary(run) if run else project_summary(project)
-    yield from _wrapped(f"{run.folder if run else project.runs.given}: {sentence}")
+    yield from _wrapped(f"{run.folder if run else project.runs.path}: {sentence}")
     yield ""
     rows, width = [*(_rows_of_run(run) if run else _rows_of_project(project))], LABEL
     if not run:
@@ -97,7 +97,7 @@ def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
         if stands == "no" and not text and Path(step.files[-1]).exists():
             text = f"{Path(step.missing()[0]).name} is gone"
         if stands == "older" and (changes := step.differences().changes):
-            text = f"{text or STEPS[stands]} ({told(changes)})"
+            text = f"{text or STEPS[stands]} ({in_words(changes)})"
         made.append((step.label, f"{step.shown}: {text or STEPS[stands]}"))
     first = project.runs.num_before
     return [*made[:first], *runs, *made[first:]]

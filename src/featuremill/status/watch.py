@@ -74,7 +74,7 @@ def _await_run(runs: Runs) -> None:
     is_said = False
     while not any(is_run(root) for root in roots):
         if not is_said:
-            log.info("waiting for a run in %s (Ctrl-C ends this)", runs.given)
+            log.info("waiting for a run in %s (Ctrl-C ends this)", runs.path)
             is_said = True
         time.sleep(AWAIT_SECONDS)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from featuremill.base.change import Change, told
+from featuremill.base.change import Change, in_words
 from featuremill.base.described import Described
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import IdColumns
@@ -135,7 +135,7 @@ class Differences(NamedTuple):
     @property
     def told(self) -> str:
         """In words; "" if there are none."""
-        return told(self.changes) or ", ".join(self.others)
+        return in_words(self.changes) or ", ".join(self.others)
 
 
 class Made(NamedTuple):

@@ -30,29 +30,29 @@ def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
     # rows.
     cheaper = list(range(len(prices)))
     batches: list[list[int]] = []
-    while (place := _with_rows(cheaper, len(prices) - 1)) >= 0:
+    while (index := _with_rows(cheaper, len(prices) - 1)) >= 0:
         batch: list[int] = []
-        room = max(budget, prices[place])
-        while place >= 0:
-            price, rows = prices[place], rows_of[prices[place]]
+        room = max(budget, prices[index])
+        while index >= 0:
+            price, rows = prices[index], rows_of[prices[index]]
             num_taken = min(len(rows), room // price) if price else len(rows)
             batch += reversed(rows[-num_taken:])
             del rows[-num_taken:]
             if not rows:
-                cheaper[place] = place - 1
+                cheaper[index] = index - 1
             room -= num_taken * price
-            place = _with_rows(cheaper, min(place, bisect_right(prices, room)) - 1)
+            index = _with_rows(cheaper, min(index, bisect_right(prices, room)) - 1)
         batches.append(batch)
     return batches
 
 
-def _with_rows(cheaper: list[int], place: int) -> int:
-    """Return the highest cost up to `place` that has rows, or -1; shortens the path to it."""
-    price = place
+def _with_rows(cheaper: list[int], index: int) -> int:
+    """Return the highest index up to `index` whose cost has rows, or -1; shorten the path to it."""
+    price = index
     while price >= 0 and cheaper[price] != price:
         price = cheaper[price]
-    while place > price:
-        cheaper[place], place = price, cheaper[place]
+    while index > price:
+        cheaper[index], index = price, cheaper[index]
     return price
 
 
@@ -156,7 +156,7 @@ class Queue:
 
     def _within_limit(self, rows: list[int]) -> list[list[int]]:
         pieces = make_batches([self._costs[row] for row in rows], self._limit)
-        return [[rows[place] for place in piece] for piece in pieces]
+        return [[rows[index] for index in piece] for piece in pieces]
 
     def _put_in_front(self, batches: list[list[int]], is_alone: bool) -> None:
         self._waiting.extendleft((rows, is_alone) for rows in reversed(batches))

@@ -86,14 +86,14 @@ def split_reasons(values: pa.RecordBatch) -> tuple[pa.RecordBatch, list[str | No
 
 
 def rows_of_part(
-    sha256: Sequence[bytes], values: pa.RecordBatch, given: Sequence[str | None]
+    sha256: Sequence[bytes], values: pa.RecordBatch, reasons_given: Sequence[str | None]
 ) -> pa.RecordBatch:
     """Return `values` after the core's columns.
 
     A row fails if it has a reason in `given`, or a value that is missing or not arrays.
     """
     num_rows = len(sha256)
-    why = reasons_of(values, given)
+    why = reasons_of(values, reasons_given)
     bad = np.array([reason is not None for reason in why], bool)
     if bad.any():
         values = values.take(pa.array(np.arange(num_rows), mask=bad))
@@ -110,9 +110,9 @@ def rows_of_part(
     return pa.record_batch([*columns, *values.columns], schema=part_schema(values.schema))
 
 
-def reasons_of(values: pa.RecordBatch, given: Sequence[str | None]) -> list[str | None]:
-    """Return for each row why it failed, as given or by its values; None if it is good."""
-    why = list(given)
+def reasons_of(values: pa.RecordBatch, reasons_given: Sequence[str | None]) -> list[str | None]:
+    """Return the reason why each row failed, as given or by its values; None for a good row."""
+    why = list(reasons_given)
     for row in np.flatnonzero(arrays.not_finite(values)).tolist():
         if why[row] is None:
             is_missing = arrays.is_missing(values.slice(row, 1))

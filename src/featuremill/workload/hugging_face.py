@@ -52,9 +52,9 @@ def download(url: str, path: Path, sha256: str = "") -> None:
         with locked(lock):
             if not path.exists():
                 _complete(url, partial)
-                if sha256 and (found := sha256_of(partial)) != sha256:
+                if sha256 and (digest := sha256_of(partial)) != sha256:
                     partial.unlink()
-                    raise OSError(f"its sha256 is {found[:12]}… and not {sha256[:12]}…")
+                    raise OSError(f"its sha256 is {digest[:12]}… and not {sha256[:12]}…")
                 sync(partial)
                 partial.rename(path)
     finally:

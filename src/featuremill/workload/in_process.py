@@ -35,15 +35,15 @@ def values_in_batches(
     is called once. Rows with a value that is not finite are refused, unless `is_finite_only` is
     False. Errors of the workload carry its `name`.
     """
-    places: dict[bytes, list[int]] = {}
-    for place, payload in enumerate(payloads):
-        places.setdefault(payload, []).append(place)
-    distinct = sorted(places, key=lambda payload: hashlib.sha256(payload).digest())
+    indices: dict[bytes, list[int]] = {}
+    for index, payload in enumerate(payloads):
+        indices.setdefault(payload, []).append(index)
+    distinct = sorted(indices, key=lambda payload: hashlib.sha256(payload).digest())
     costs = plugin_errors.costs_of(name, workload, distinct, options)
 
     def refuse_all(row: int, reason: str) -> None:
-        for place in places[distinct[row]]:
-            refuse(place, reason)
+        for index in indices[distinct[row]]:
+            refuse(index, reason)
 
     queue = Queue(costs, budget, workload.COST_UNIT, warn)
     queue.add(make_batches(costs, budget), is_alone=True)
@@ -67,5 +67,5 @@ def values_in_batches(
         for row, reason in zip(batch.rows, why, strict=True):
             if reason is not None:
                 refuse_all(row, reason)
-        good = [places[distinct[row]] for row in rows[~bad].tolist()]
+        good = [indices[distinct[row]] for row in rows[~bad].tolist()]
         yield good, values.filter(pa.array(~bad)) if bad.any() else values

@@ -72,7 +72,7 @@ class ResidueOptions(NetworkOptions):
     POOLS: ClassVar[tuple[str, ...]]
     """The pools of the workload, in the order of their columns."""
     WHOLE_POOLS: ClassVar[frozenset[str]]
-    """Pools of a whole sequence, special tokens included."""
+    """The pools over a whole sequence, special tokens included."""
 
     per_residue: bool = False
     output_dtype: Literal["float16", "float32"] = "float16"

@@ -36,7 +36,7 @@ OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
 """Type of an option that names a file, such as a vocabulary. Its content is part of the recipe, its
 path is not. Write `OptionFile | None` for an optional file. Read it in `load`."""
 OptionFolder = Annotated[str, Field(min_length=1), PathOption(is_folder=True)]
-"""A folder like `OptionFile`; files and folders in it whose names begin with a dot do not count."""
+"""Type of an option that names a folder. Names in it that begin with a dot do not count."""
 OptionWeights = Annotated[str, Field(min_length=1), PathOption(False, is_weights=True)]
 """Type of the option whose path `weights` returns, for weights that are not converted."""
 
@@ -58,11 +58,10 @@ def execution_of(options: type[WorkloadOptions]) -> frozenset[str]:
 
 
 def paths_of(options: WorkloadOptions) -> dict[str, str]:
-    """Return the paths in `options` by the option's name, without paths of weights: these have a
-    digest of their own."""
+    """Return the paths in `options` by option; weights are left out, as they have a digest."""
     kinds = kinds_of(type(options)).items()
-    given = {name: getattr(options, name) for name, kind in kinds if not kind.is_weights}
-    return {name: str(path) for name, path in given.items() if path}
+    paths = {name: getattr(options, name) for name, kind in kinds if not kind.is_weights}
+    return {name: str(path) for name, path in paths.items() if path}
 
 
 def digests(options: WorkloadOptions) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Target(NamedTuple):
     provenance: dict[str, str]
     """Workload, model, recipe and versions, for the attributes of the file."""
     samples: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """Sheet of samples: names of the samples, and the values of each other column."""
+    """The columns of a sheet of samples: the samples' names, and each other column's values."""
     id_columns: IdColumns = ID_ALONE
     """How ids look in a table."""
 

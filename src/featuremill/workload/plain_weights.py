@@ -119,18 +119,18 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
 
 def _refuse_pickle(file: Path) -> None:
     with file.open("rb") as stream:
-        found = _pickle_in(stream, file.name)
-    if found is not None:
+        pickle = _pickle_in(stream, file.name)
+    if pickle is not None:
         raise UserError(
-            f"{file}: this is a pickle{found and f' ({found})'}, which can run any code when it is "
-            "loaded; save the weights as safetensors, or use a workload that declares that it "
+            f"{file}: this is a pickle{pickle and f' ({pickle})'}, which can run any code when it "
+            "is loaded; save the weights as safetensors, or use a workload that declares that it "
             "reads pickles safely."
         )
 
 
 def _pickle_in(stream: IO[bytes], name: str, layer: int = 0) -> str | None:
-    """Return which pickle `stream` is or holds, in words ("" for a plain one), by its name or
-    content; None for none. `layer` counts the archives around it."""
+    """Return a description of the pickle in `stream`, by name or content: "" for a plain one, None
+    for none. `layer` counts the archives around it."""
     if any(suffix in PICKLES for suffix in map(str.lower, Path(name).suffixes)):
         return ""
     if layer == MOST_LAYERS:
@@ -143,13 +143,13 @@ def _pickle_in(stream: IO[bytes], name: str, layer: int = 0) -> str | None:
         if start.startswith(b"\x93NUMPY"):
             return "an array of Python objects" if _is_of_objects(stream) else None
         if unpack := next((UNPACKERS[head] for head in UNPACKERS if start.startswith(head)), None):
-            found = _pickle_in(unpack(stream), "", layer + 1)
-            return found if found is None else found or "compressed"
+            pickle = _pickle_in(unpack(stream), "", layer + 1)
+            return pickle if pickle is None else pickle or "compressed"
         if start[:1] == b"\x78" and int.from_bytes(start[:2]) % 31 == 0:  # the header of zlib
             unpacked = zlib.decompressobj().decompress(stream.read(BLOCK_BYTES), BLOCK_BYTES)
             return "compressed" if _is_pickle(io.BytesIO(unpacked)) else None
-        if (found := _pickle_in_tar(stream, layer)) is not None:
-            return found
+        if (pickle := _pickle_in_tar(stream, layer)) is not None:
+            return pickle
         stream.seek(0)
         return "" if _is_pickle(stream) else None
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile):
@@ -160,18 +160,18 @@ def _pickle_in_zip(stream: IO[bytes], layer: int) -> str | None:
     with zipfile.ZipFile(stream) as archive:
         for name in archive.namelist():
             with archive.open(name) as member:
-                if (found := _pickle_in(member, name, layer + 1)) is not None:
-                    return ", ".join(filter(None, (f"in {name!r}", found)))
+                if (pickle := _pickle_in(member, name, layer + 1)) is not None:
+                    return ", ".join(filter(None, (f"in {name!r}", pickle)))
     return None
 
 
 def _pickle_in_tar(stream: IO[bytes], layer: int) -> str | None:
-    """Return the same of a tar, which PyTorch's files before 0.1.10 are, too."""
+    """Return a description of a pickle in a tar, as of PyTorch before 0.1.10; None for none."""
     with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None
-            if file and (found := _pickle_in(file, member.name, layer + 1)) is not None:
-                return ", ".join(filter(None, (f"in {member.name!r}", found)))
+            if file and (pickle := _pickle_in(file, member.name, layer + 1)) is not None:
+                return ", ".join(filter(None, (f"in {member.name!r}", pickle)))
     return None
 
 

@@ -140,7 +140,7 @@ def over(
     device_of: dict[nn.Parameter, torch.device] = {}
     for device, numbers in zip(devices, numbers_of, strict=True):
         for layer in held[numbers.start : numbers.stop]:
-            if any(device_of.setdefault(one, device) != device for one in layer.parameters()):
+            if any(device_of.setdefault(each, device) != device for each in layer.parameters()):
                 raise UserError(
                     "gpus_per_job: layers of this network share weights, so they cannot be on two "
                     "devices; set gpus_per_job: 1, and leave gpu_layers out."
@@ -217,8 +217,8 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if type(value) is dict:
-        return {name: _each(one, change) for name, one in value.items()}
+        return {name: _each(item, change) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_each(one, change) for one in value]
+        parts = [_each(item, change) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

@@ -228,14 +228,14 @@ def _cached(record: Path) -> WeightsFile | None:
     if not record.exists():
         return None
     try:
-        found = WeightsFile.find(record)
+        entry = WeightsFile.find(record)
         # The file is beside the record, wherever the cache is mounted.
         path = record.with_suffix(".safetensors")
-        if found is None or found.source is None:
+        if entry is None or entry.source is None:
             reason = "its JSON is not what was written"
-        elif files.sha256_of(path) == found.sha256:
+        elif files.sha256_of(path) == entry.sha256:
             _log.info("found converted weights %s", path)
-            return found.model_copy(update={"path": str(path)})
+            return entry.model_copy(update={"path": str(path)})
         else:
             reason = "its sha256 is not the one it was written with"
     except OSError as error:
@@ -247,23 +247,23 @@ def _cached(record: Path) -> WeightsFile | None:
 def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> WeightsFile:
     """Write the weights of `source` to `path`; return their record."""
     with files.replacing(path) as temporary:
-        made = checkpoints.convert(source, temporary)
+        converted = checkpoints.convert(source, temporary)
     if not source.path.exists():  # its download has another address and place
         source = checkpoints.locate(source.name)
     paths = (source.path, *source.others)
     return WeightsFile(
         version=VERSION,
-        name=made.name,
+        name=converted.name,
         path=str(path),
         bytes=path.stat().st_size,
-        sha256=made.sha256,
+        sha256=converted.sha256,
         source=CheckpointFile(
             kind=source.kind,
             location=source.location,
             sha256=files.digest_at(*paths),
             bytes=sum(map(files.bytes_at, paths)),
         ),
-        metadata=made.metadata,
+        metadata=converted.metadata,
     )
 
 

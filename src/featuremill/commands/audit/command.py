@@ -97,14 +97,14 @@ def run(arguments: argparse.Namespace) -> int:
     options = plugin_errors.resolved(name, workload, options, device, network)
     task = Task(workload, options, dtypes, device, network, name)
     check_room(task, sample.proteins)
-    found = measure(task, sample.proteins)
+    measured = measure(task, sample.proteins)
     if (precision := report.matmul_precision()) != "highest":
         log.warning(
             "torch is set to compute fp32 products less exactly (%s), and so was the reference; "
             "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.",
             precision,
         )
-    answer = report.audit_of(paths, task, sample, found)
+    answer = report.audit_of(paths, task, sample, measured)
     page = answer.model_dump_json(indent=2) if arguments.json else "\n".join(answer.lines())
     sys.stdout.write(page + "\n")
     return 0 if answer.within else OUTSIDE

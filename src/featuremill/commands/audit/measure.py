@@ -59,7 +59,8 @@ FLOAT_BYTES = 4
 VALUES_BYTES = 2**28
 """What the values of one batch may take in memory: more layers, or wider ones, smaller batches."""
 NUM_COPIES = 4
-"""Of a batch's values at once: found and expected, each with a copy that is being made."""
+"""The copies of a batch's values that are in memory at once: computed and expected, each with a
+copy that is being made."""
 REMEDIES = {
     reasons.NOT_FINITE: "there is nothing to compare with; check the weights of {weights}",
     reasons.OUT_OF_MEMORY: "{shorter}take a device with more memory",
@@ -79,7 +80,7 @@ class Task(NamedTuple):
     device: Device
     weights: Weights
     name: str = ""
-    """Of the workload."""
+    """The name of the workload."""
 
     @property
     def precisions(self) -> IsAudited:
@@ -166,7 +167,7 @@ class Compared(NamedTuple):
     """One protein's vectors in one column beside their reference."""
 
     row: int
-    """Of the sample."""
+    """The index of the protein in the sample."""
     column: str
     is_finite: bool
     """Where it is not, the figures below say nothing."""
@@ -185,18 +186,18 @@ def compared(row: int, column: str, found_VD: Matrix, expected_VD: Matrix) -> Co
     return Compared(row, column, True, *sums, l2)
 
 
-def _cosines(found: Matrix, expected: Matrix) -> npt.NDArray[np.float64]:
+def _cosines(values: Matrix, expected: Matrix) -> npt.NDArray[np.float64]:
     """Return the cosine of each row of one matrix with that of the other, summed in fp64."""
-    products = _sums(found, expected)
-    norms = np.sqrt(_sums(found, found) * _sums(expected, expected))
-    same = (found == expected).all(1).astype(np.float64)  # stands in where a vector is zero
+    products = _sums(values, expected)
+    norms = np.sqrt(_sums(values, values) * _sums(expected, expected))
+    same = (values == expected).all(1).astype(np.float64)  # stands in where a vector is zero
     cosines: npt.NDArray[np.float64] = np.divide(products, norms, out=same, where=norms > 0)
     return np.minimum(cosines, 1.0, out=cosines)
 
 
-def _relative_l2(found: Matrix, expected: Matrix) -> float:
+def _relative_l2(values: Matrix, expected: Matrix) -> float:
     """Return the norm of the difference over the norm of `expected`, of all rows together."""
-    difference = found - expected
+    difference = values - expected
     distance = float(np.sqrt(_sums(difference, difference).sum()))
     size = float(np.sqrt(_sums(expected, expected).sum()))
     return distance / max(size, float(np.finfo(np.float32).tiny))
@@ -222,24 +223,24 @@ Take = Callable[[int, str, Matrix], None]
 
 def measure(task: Task, proteins: Sequence[Protein]) -> list[Found]:
     """Return all figures of `task` on `proteins`: of the reference, then of each dtype."""
-    places: dict[tuple[int, str], int] = {}
+    offsets: dict[tuple[int, str], int] = {}
     with tempfile.TemporaryFile() as spool:
 
         def keep(row: int, column: str, values_VD: Matrix) -> None:
-            places[row, column] = spool.tell()
+            offsets[row, column] = spool.tell()
             spool.write(values_VD.tobytes())
 
-        found = [Found(REFERENCE, _compute(task, proteins, REFERENCE, keep), [])]
+        measured = [Found(REFERENCE, _compute(task, proteins, REFERENCE, keep), [])]
         for dtype in task.dtypes:
-            told: list[Compared] = []
+            results: list[Compared] = []
 
-            def compare(row: int, column: str, values_VD: Matrix, told: Any = told) -> None:
-                spool.seek(places[row, column])
+            def compare(row: int, column: str, values_VD: Matrix, results: Any = results) -> None:
+                spool.seek(offsets[row, column])
                 expected = np.frombuffer(spool.read(values_VD.nbytes), np.float32)
-                told.append(compared(row, column, values_VD, expected.reshape(values_VD.shape)))
+                results.append(compared(row, column, values_VD, expected.reshape(values_VD.shape)))
 
-            found.append(Found(dtype, _compute(task, proteins, dtype, compare), told))
-    return found
+            measured.append(Found(dtype, _compute(task, proteins, dtype, compare), results))
+    return measured
 
 
 def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) -> str:
@@ -309,6 +310,6 @@ def _refuse(task: Task, dtype: str, protein: Protein, reason: str) -> None:
         weights=task.weights.name, shorter=f"set {shorter}, or " if shorter else ""
     )
     raise UserError(
-        f"{protein.place}: {protein.id} ({len(protein.payload):,} residues) cannot be computed in "
-        f"{dtype} on {task.device.name}: {reason}; {remedy}."
+        f"{protein.position}: {protein.id} ({len(protein.payload):,} residues) cannot be computed "
+        f"in {dtype} on {task.device.name}: {reason}; {remedy}."
     )

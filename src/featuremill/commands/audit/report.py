@@ -59,7 +59,7 @@ class Worst(BaseModel):
     cosine_min: float | None
     """None where a value is not finite."""
     relative_l2: float | None
-    """Of the same column."""
+    """The relative L2 distance in that column."""
 
 
 class Audited(BaseModel):
@@ -99,7 +99,7 @@ class Audit(BaseModel):
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the page."""
-        names = " and ".join(found.dtype for found in self.dtypes)
+        names = " and ".join(row.dtype for row in self.dtypes)
         yield f"Precision audit: {names} against fp32, on the same device"
         yield ""
         for label, text in self._facts():
@@ -107,14 +107,14 @@ class Audit(BaseModel):
         yield ""
         yield from _printed(_table(self.dtypes))
         yield ""
-        for found in self.dtypes:
-            yield f"Farthest from fp32 in {found.dtype}"
-            yield from _printed(_worst_table(found.worst))
+        for row in self.dtypes:
+            yield f"Farthest from fp32 in {row.dtype}"
+            yield from _printed(_worst_table(row.worst))
             yield ""
-        for found in self.dtypes:
-            how = "within" if found.within else "outside"
-            yield f"{found.dtype}: {how} the bounds{f'; {found.remedy}' * (not found.within)}."
-            for phrase in found.beyond:
+        for row in self.dtypes:
+            how = "within" if row.within else "outside"
+            yield f"{row.dtype}: {how} the bounds{f'; {row.remedy}' * (not row.within)}."
+            for phrase in row.beyond:
                 yield from wrapped(f"{phrase}.", "  ", "    ", width=WIDTH)
 
     def _facts(self) -> Iterator[tuple[str, str]]:
@@ -129,18 +129,18 @@ class Audit(BaseModel):
         yield "model", self.model
         yield "device", f"{self.device['name']}; a run's dtype here: {self.dtype_here}"
         yield "kernels", f"{REFERENCE}: {self.reference['backend']}"
-        for found in self.dtypes:
-            yield "", f"{found.dtype}: {found.backend}"
+        for row in self.dtypes:
+            yield "", f"{row.dtype}: {row.backend}"
         yield "versions", ", ".join(f"{name} {text}" for name, text in self.versions.items())
 
 
 def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequence[Found]) -> Audit:
     """Return the audit of what was measured."""
     reference, *others = measured
-    dtypes = [_audited(found, task, sample.proteins) for found in others]
-    within = {found.dtype: found.within for found in dtypes}
-    for found in dtypes:
-        found.remedy = remedy(found.dtype, within, task.device.kind)
+    dtypes = [_audited(audited, task, sample.proteins) for audited in others]
+    within = {audited.dtype: audited.within for audited in dtypes}
+    for audited in dtypes:
+        audited.remedy = remedy(audited.dtype, within, task.device.kind)
     lengths = [len(protein.payload) for protein in sample.proteins]
     computed = list(map(task.num_residues, sample.proteins))
     return Audit(
@@ -187,30 +187,28 @@ def bounds_of(kind: Kind, is_one_token: bool, dtype: str) -> Figures:
     return Figures(cosine_min=0.99 if is_one_token else 0.9999)
 
 
-def _audited(found: Found, task: Task, proteins: Sequence[Protein]) -> Audited:
+def _audited(measured: Found, task: Task, proteins: Sequence[Protein]) -> Audited:
     """Return the figures of one dtype, as yet without a remedy."""
-    bad = {record.row for record in found.compared if not record.is_finite}
+    bad = {record.row for record in measured.compared if not record.is_finite}
     columns, beyond = [], []
     kinds, one_token = task.kinds, tuple(getattr(task.workload, "ONE_TOKEN", ()))
     if bad:
         them = "it" if len(bad) == 1 else "them"
         beyond = [f"{counted(len(bad), 'record')} with values not finite: a run would fail {them}"]
-    for name in dict.fromkeys(record.column for record in found.compared):
-        finite = [
-            record for record in found.compared if record.column == name and record.row not in bad
-        ]
-        bounds = bounds_of(kinds[name], name.startswith(one_token), found.dtype)
+    for name in dict.fromkeys(record.column for record in measured.compared):
+        finite = [each for each in measured.compared if each.column == name and each.row not in bad]
+        bounds = bounds_of(kinds[name], name.startswith(one_token), measured.dtype)
         figures = _figures(finite)
         num_vectors = sum(record.num_vectors for record in finite)
         column = Column(column=name, num_vectors=num_vectors, figures=figures, bounds=bounds)
         columns.append(column)
         beyond += [f"{name}: {phrase}" for phrase in _beyond(figures, bounds)]
     return Audited(
-        dtype=found.dtype,
-        backend=found.backend,
+        dtype=measured.dtype,
+        backend=measured.backend,
         records_not_finite=len(bad),
         columns=columns,
-        worst=_worst(found.compared, proteins),
+        worst=_worst(measured.compared, proteins),
         beyond=beyond,
         within=not beyond,
         remedy=None,
@@ -250,7 +248,7 @@ def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Wo
     return [
         Worst(
             id=proteins[record.row].id,
-            place=proteins[record.row].place,
+            place=proteins[record.row].position,
             column=record.column,
             cosine_min=record.cosine_min if record.is_finite else None,
             relative_l2=record.relative_l2 if record.is_finite else None,
@@ -273,9 +271,9 @@ def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str | None:
 def _table(dtypes: Sequence[Audited]) -> Table:
     """Return a row for each dtype and column, and below it its bounds."""
     table = _columns("dtype", "column", "cosine mean", "min", "relative L2 mean", "max")
-    for found in dtypes:
-        for column in found.columns:
-            table.add_row(found.dtype, column.column, *_cells(column.figures))
+    for audited in dtypes:
+        for column in audited.columns:
+            table.add_row(audited.dtype, column.column, *_cells(column.figures))
             table.add_row("", "bound", *_cells(column.bounds, "≥", "≤"))
     return table
 
@@ -292,8 +290,8 @@ def _worst_table(worst: Sequence[Worst]) -> Table:
     for record in worst:
         cosine = "not finite" if record.cosine_min is None else _cosine(record.cosine_min)
         l2 = "" if record.relative_l2 is None else f"{record.relative_l2:.1e}"
-        place = Text(record.place, overflow="fold")
-        table.add_row(clipped(record.id, SHOWN_NAMES), place, record.column, cosine, l2)
+        where = Text(record.place, overflow="fold")
+        table.add_row(clipped(record.id, SHOWN_NAMES), where, record.column, cosine, l2)
     return table
 
 

@@ -25,7 +25,7 @@ class Protein(NamedTuple):
     sha256: bytes
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         return f"{self.source}:{self.line}"
 
 

@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:
         paths = project.records_now(read, Path(scratch))
         each = [_estimate(run, arguments, paths[name]) for name, run in read.runs.items()]
-    more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
-    is_one = len(each) == 1 and not read.made
+    more = f"Not in this: {listed(made.label for made in read.products)}." if read.products else ""
+    is_one = len(each) == 1 and not read.products
     estimate = each[0] if is_one else WholeEstimate.of(read.name, each, more)
     answers = [line for one in each for line in one.answer(arguments.device)]
     page = "\n".join([*answers, *estimate.lines()])

@@ -117,7 +117,7 @@ def _read(scratch: Path, config: Run) -> Work:
         spooled = read_records(config, config.options, scratch, processes, sheet)
         _ = spooled.repeats  # refuses what plan refuses
         cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
-        bytes_a_cost = spooled.tally.total_bytes / max(1, cutter.place().cost)
+        bytes_a_cost = spooled.tally.total_bytes / max(1, cutter.assign().cost)
     shards = []
     for pieces in cutter.cuts(cost_of_shard):
         records = sum(piece.end - piece.start for piece in pieces)

@@ -71,83 +71,83 @@ SECTION = dict[Name, Groups]
 
 
 def problems(
-    asked: Mapping[str, Groups], project: Project
+    sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield features that there are not, and what says no groups."""
-    for name, one in asked.items():
+    """Yield missing sets of features, and sections without groups."""
+    for name, section in sections.items():
         try:
-            of = project.features_of(one.of)
+            folder = project.features_of(section.of)
         except UserError as error:
             yield (name, "of"), str(error)
             continue
-        if one.table and not one.column:
+        if section.table and not section.column:
             yield (name, "table"), "name its column of groups, too, with column:"
-        elif not one.table and not project.samples and of in project.features.values():
+        elif not section.table and not project.samples and folder in project.features.values():
             yield (name,), "name a table with groups, and a column of it."
 
 
 def problems_of_files(
-    asked: Mapping[str, Groups], project: Project
+    sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a column that the table or the sheet lacks, wrong rows, and vectors that the features
-    will not have."""
+    """Yield missing columns of the table or sheet, wrong rows, and vectors that the features will
+    not have."""
     from featuremill import features
     from featuremill.inputs import labels, samples
 
-    for name, one in asked.items():
-        of = project.features_of(one.of)
-        sheet, id_columns = project.sheet_of(of), id_columns_of(project, of)
-        if not (one.table or id_columns.keys) and Path(of, "manifest.json").exists():
-            yield (name,), f"{of} is a run without samples; name a table with groups."
+    for name, section in sections.items():
+        folder = project.features_of(section.of)
+        sheet, id_columns = project.sheet_of(folder), id_columns_of(project, folder)
+        if not (section.table or id_columns.keys) and Path(folder, "manifest.json").exists():
+            yield (name,), f"{folder} is a run without samples; name a table with groups."
         try:
-            if one.table and one.column and Path(one.table).exists():
-                ids = id_columns, one.id_column or ""
-                labels.check(Path(one.table), one.column, *ids)
-                if not stands(made({name: one}, project), f"{KEY}.{name}", project):
-                    labels.read_ahead(Path(one.table), one.column, None, *ids)
-            elif sheet and one.column and sheet.exists():
-                samples.read(sheet).refuse_unknown(one.column)
+            if section.table and section.column and Path(section.table).exists():
+                ids = id_columns, section.id_column or ""
+                labels.check(Path(section.table), section.column, *ids)
+                if not stands(made({name: section}, project), f"{KEY}.{name}", project):
+                    labels.read_ahead(Path(section.table), section.column, None, *ids)
+            elif sheet and section.column and sheet.exists():
+                samples.read(sheet).refuse_unknown(section.column)
         except UserError as error:
             yield (name, "column"), str(error)
-        ahead = project.ahead(one.of or next(iter(project.features)))
+        ahead = project.ahead(section.of or next(iter(project.features)))
         try:
             if ahead:
-                features.chosen(ahead.schema, one.vectors, of, "vectors:")
+                features.chosen(ahead.schema, section.vectors, folder, "vectors:")
         except UserError as error:
             yield (name, "vectors"), str(error)
 
 
 def problems_of_records(
-    asked: Mapping[str, Groups], project: Project
+    sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield groups that are not of the records."""
+    """Yield groups without any of the planned records."""
     from featuremill.steps.groups.write import Chosen, refuse_unfit
 
-    for name, one in asked.items():
-        of = project.features_of(one.of)
-        if not are_there(one.table, [of], project):
+    for name, section in sections.items():
+        folder = project.features_of(section.of)
+        if not are_there(section.table, [folder], project):
             continue
-        table = Path(one.table) if one.table else None
-        id_column = one.id_column or ""
-        chosen = Chosen(Path(of), table, one.column, one.vectors, one.pool, Path(), id_column)
+        table = Path(section.table) if section.table else None
+        names = section.column, section.vectors, section.pool
+        chosen = Chosen(Path(folder), table, *names, Path(), section.id_column or "")
         try:
-            refuse_unfit(listed_in(of, project, one.vectors), chosen)
+            refuse_unfit(listed_in(folder, project, section.vectors), chosen)
         except UserError as error:
             yield (name, "table" if table else "column"), str(error)
 
 
-def made(asked: Mapping[str, Groups], project: Project) -> Sequence[Made]:
-    """Return each table, with the members of its groups and what it was made of."""
+def made(sections: Mapping[str, Groups], project: Project) -> Sequence[Made]:
+    """Return each table with the members of its groups, and the files it is made of."""
     return [
         TABLE.made(
             name,
             project,
-            [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"],
+            [*filter(None, [section.table]), f"{project.features_of(section.of)}/manifest.json"],
             {
-                "column": one.column or "sample",
-                "pool": list(one.pool),
-                **one.model_dump(include={"id_column", "vectors"}),
+                "column": section.column or "sample",
+                "pool": list(section.pool),
+                **section.model_dump(include={"id_column", "vectors"}),
             },
         )
-        for name, one in asked.items()
+        for name, section in sections.items()
     ]

@@ -34,5 +34,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from featuremill.steps.groups import write
 
-    given = vars(arguments)
-    write.pool(write.Chosen(*(given[name] for name in write.Chosen._fields)))
+    values = vars(arguments)
+    write.pool(write.Chosen(*(values[name] for name in write.Chosen._fields)))

@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
     pool: Sequence[Pool]
     output: Path
     id_column: str = ""
-    """Of the table, if not found by its name."""
+    """The table's column of ids; "" to find it by its name."""
 
 
 class Member(NamedTuple):
@@ -66,7 +66,7 @@ class Grouping(NamedTuple):
     number_of: Callable[[str], int | None]
     """Returns the number of a record's group; None where it has none."""
     ids: Sequence[str]
-    """Those that a table names; none where the groups are of samples."""
+    """The ids that a table names; empty where the groups are samples."""
     num_empty: int
     """Rows of the table, or samples, without a group."""
 
@@ -107,82 +107,82 @@ class Sums:
 
 
 def pool(chosen: Chosen) -> None:
-    """Write the vectors of groups, what became of each member, and what they were made of.
+    """Write the vectors of groups, the status of each member, and the card.
 
     Raises:
         UserError: when features, table or the output are not fit for it.
     """
     if chosen.output.suffix != ".parquet":
         raise UserError(f"{chosen.output}: the table is a .parquet; give such a name.")
-    of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
-    grouping = _grouping(of, chosen, log)
+    run = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
+    grouping = _grouping(run, chosen, log)
     missing_G = np.zeros(len(grouping.keys), np.int64)
-    sums = Sums(len(grouping.keys), of.width)
+    sums = Sums(len(grouping.keys), run.width)
     counts = Counter[str]()
     card, members, table = map(Path, TABLE.files(str(chosen.output)))
     with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
-            rows = TsvWriter(file, [*of.id_columns.names, *Member._fields[1:]])
-            for member in _members(of, grouping, sums):
+            rows = TsvWriter(file, [*run.id_columns.names, *Member._fields[1:]])
+            for member in _members(run, grouping, sums):
                 is_pooled = member.status == POOLED
                 counts[POOLED if is_pooled else "missing" if member.group else NO_GROUP] += 1
                 if not is_pooled and (number := grouping.number_of(member.id)) is not None:
                     missing_G[number] += 1
-                rows.row([*of.id_columns.cells(member.id), *member[1:]])
+                rows.row([*run.id_columns.cells(member.id), *member[1:]])
         if not counts[POOLED]:
-            raise _none_pooled(chosen, of, grouping)
+            raise _none_pooled(chosen, run, grouping)
         _write(table_path, grouping, sums, missing_G, chosen.pool)
-        told = _card(chosen, of, counts)
-        told["counts"] |= {
+        content = _card(chosen, run, counts)
+        content["counts"] |= {
             "groups": int((sums.counts_G > 0).sum()),
             "groups_without_vector": int((sums.counts_G == 0).sum()),
             "incomplete_groups": int(((sums.counts_G > 0) & (missing_G > 0)).sum()),
             "rows_without_group": grouping.num_empty,
         }
-        write_json(card, told)
-    _say(chosen, told["counts"])
+        write_json(card, content)
+    _say(chosen, content["counts"])
 
 
-def refuse_unfit(of: Listed, chosen: Chosen) -> None:
-    """Refuse groups of which none has a record, before these have vectors.
+def refuse_unfit(run: Listed, chosen: Chosen) -> None:
+    """Raise UserError if no group has a planned record, before any vector is computed.
 
     Raises:
         UserError: as `pool` does.
     """
-    grouping = _grouping(of, chosen, None)
-    if not any(grouping.number_of(id) is not None for id, _ in of.digests()):
-        raise _none_pooled(chosen, of, grouping)
+    grouping = _grouping(run, chosen, None)
+    if not any(grouping.number_of(id) is not None for id, _ in run.digests()):
+        raise _none_pooled(chosen, run, grouping)
 
 
-def _grouping(of: Listed, chosen: Chosen, log: logging.Logger | None) -> Grouping:
+def _grouping(run: Listed, chosen: Chosen, log: logging.Logger | None) -> Grouping:
     """Return the groups of the table, or of the samples; `log` warns of ids of no record."""
     if chosen.table is None:
-        return _of_sheet(of, chosen.column or SAMPLE)
+        return _of_sheet(run, chosen.column or SAMPLE)
     if chosen.column is None:
         raise UserError(f"{chosen.table}: name its column of groups with --column.")
-    found, num_empty = labels.read(
-        chosen.table, chosen.column, None, of.id_columns, chosen.id_column, log=log
+    label_of, num_empty = labels.read(
+        chosen.table, chosen.column, None, run.id_columns, chosen.id_column, log=log
     )
-    records = labels.NamedRecords(f"record of {of.name}", of.id_columns, log)
-    found = labels.by_record(found, chosen.table, [of], records)
-    key_of = {id: (*of.id_columns.cells(id)[:-1], label.name) for id, label in found.items()}
+    records = labels.NamedRecords(f"record of {run.name}", run.id_columns, log)
+    label_of = labels.by_record(label_of, chosen.table, [run], records)
+    key_of = {id: (*run.id_columns.cells(id)[:-1], label.name) for id, label in label_of.items()}
     keys = list(dict.fromkeys(key_of.values()))
     number = {key: number for number, key in enumerate(keys)}
     number_of = {id: number[key] for id, key in key_of.items()}
-    columns = [*of.id_columns.keys, "group"]
-    return Grouping(columns, keys, number_of.get, list(found), num_empty)
+    columns = [*run.id_columns.keys, "group"]
+    return Grouping(columns, keys, number_of.get, list(label_of), num_empty)
 
 
-def _of_sheet(of: Listed, column: str) -> Grouping:
-    about = of.samples()
+def _of_sheet(run: Listed, column: str) -> Grouping:
+    about = run.samples()
     if not about:
         raise UserError(
-            f"{of.name}: it is a run without samples, whose sheet could have groups; name a table "
+            f"{run.name}: it is a run without samples, whose sheet could have groups; name a table "
             "with --table."
         )
     if column not in about:
         raise UserError(
-            f"{of.name}: its sheet of samples has no column {column!r}; it has {listed(about)}."
+            f"{run.name}: its sheet of samples has no column {column!r}; it has {listed(about)}."
         )
     names = [name for name in dict.fromkeys(about[column]) if name]
     number = {name: number for number, name in enumerate(names)}
@@ -194,20 +194,20 @@ def _of_sheet(of: Listed, column: str) -> Grouping:
     return Grouping(
         ["group"],
         [(name,) for name in names],
-        lambda whole_id: number_of.get(of.id_columns.owner(whole_id)),
+        lambda whole_id: number_of.get(run.id_columns.owner(whole_id)),
         [],
         about[column].count(""),
     )
 
 
-def _members(of: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
-    """Yield what becomes of each record and of each id of the table, and add up the vectors."""
+def _members(run: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
+    """Yield the status of each record and of each id of the table, and sum the vectors."""
     left = dict.fromkeys(grouping.ids)
     progress, num_read = Progress(log, "adding up"), 0
-    for ids, vectors in of.blocks():
+    for ids, vectors in run.blocks():
         numbers = [grouping.number_of(id) for id in ids]
         is_of_a_group = [number is not None for number in numbers]
-        _refuse_not_finite(of, list(compress(ids, is_of_a_group)), vectors[is_of_a_group])
+        _refuse_not_finite(run, list(compress(ids, is_of_a_group)), vectors[is_of_a_group])
         for id, number, vector_E in zip(ids, numbers, vectors, strict=True):
             left.pop(id, None)
             if number is not None:
@@ -216,8 +216,8 @@ def _members(of: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
             else:
                 yield Member(id, "", NO_GROUP)
         num_read += len(ids)
-        progress.at(num_read, of.num_rows)
-    for failure in of.failures():
+        progress.at(num_read, run.num_rows)
+    for failure in run.failures():
         left.pop(failure.id, None)
         yield Member(
             failure.id, grouping.name_of(failure.id), f"{failure.status}: {failure.reason}"
@@ -226,23 +226,23 @@ def _members(of: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
         yield Member(id, grouping.name_of(id), NO_RECORD)
 
 
-def _refuse_not_finite(of: Features, ids: Sequence[str], vectors: features.Matrix) -> None:
+def _refuse_not_finite(run: Features, ids: Sequence[str], vectors: features.Matrix) -> None:
     if not np.isfinite(vectors).all():
-        place = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
+        row = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
         raise UserError(
-            f"{of.name}: the vector of record {clipped(ids[place])!r} in {of.column} has a number "
+            f"{run.name}: the vector of record {clipped(ids[row])!r} in {run.column} has a number "
             "that is not finite, so its group would have none; leave that record out of the table."
         )
 
 
-def _none_pooled(chosen: Chosen, of: Listed, grouping: Grouping) -> UserError:
+def _none_pooled(chosen: Chosen, run: Listed, grouping: Grouping) -> UserError:
     if not grouping.ids:
         return UserError(
-            f"{of.name}: no sample with features has a group in {chosen.column!r}; fill it in."
+            f"{run.name}: no sample with features has a group in {chosen.column!r}; fill it in."
         )
-    theirs = of.ids_of(np.arange(1))[0]
+    theirs = run.ids_of(np.arange(1))[0]
     return UserError(
-        f"{chosen.table}: none of its {len(grouping.ids):,} ids has features in {of.name}: its "
+        f"{chosen.table}: none of its {len(grouping.ids):,} ids has features in {run.name}: its "
         f"first is {clipped(grouping.ids[0])!r}, the run's first is {clipped(theirs)!r}; "
         "write the ids as the run has them."
     )
@@ -261,7 +261,7 @@ def _write(
     chosen_G = np.flatnonzero(sums.counts_G)
     keys = [grouping.keys[number] for number in chosen_G.tolist()]
     columns: dict[str, pa.Array] = {
-        name: pa.array([key[place] for key in keys]) for place, name in enumerate(grouping.columns)
+        name: pa.array([key[index] for key in keys]) for index, name in enumerate(grouping.columns)
     }
     columns |= {
         "members": pa.array(sums.counts_G[chosen_G]),
@@ -274,14 +274,14 @@ def _write(
     pq.write_table(pa.table(columns), path)
 
 
-def _card(chosen: Chosen, of: Features, counts: Mapping[str, int]) -> dict[str, Any]:
+def _card(chosen: Chosen, run: Features, counts: Mapping[str, int]) -> dict[str, Any]:
     made_of = [*filter(None, [chosen.table]), chosen.run_folder / "manifest.json"]
     return {
         "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in made_of},
         "table": chosen.table and str(chosen.table),
         "column": chosen.column or SAMPLE,
-        "of": {"run": of.name, "recipe": of.recipe, "column": of.column},
+        "of": {"run": run.name, "recipe": run.recipe, "column": run.column},
         "pool": list(chosen.pool),
         "counts": {
             "pooled": counts[POOLED],

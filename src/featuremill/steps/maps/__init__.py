@@ -37,7 +37,7 @@ class Maps(Section):
     """How records are placed."""
 
     seed: int = Field(default=0, ge=0, strict=True)
-    """The same seed, the same picture."""
+    """The seed of t-SNE: equal seeds give equal maps."""
     perplexity: float = Field(default=PERPLEXITY, gt=1)
     """About how many neighbours of a record count."""
 

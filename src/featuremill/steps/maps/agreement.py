@@ -27,7 +27,7 @@ class Agreement(NamedTuple):
     purity: float
     """Mean share of the `num_neighbours` nearest others that have the record's own label."""
     chance: float
-    """The same of others drawn at random."""
+    """The mean share of records drawn at random that have the record's own label."""
     num_records: int
     num_labels: int
     num_neighbours: int
@@ -39,7 +39,7 @@ def agreement(vectors_ND: npt.NDArray[Any], labels: Sequence[str | None]) -> Agr
     labelled = np.flatnonzero([label is not None for label in labels])
     few = np.linspace(0, len(labelled) - 1, min(MOST_RECORDS, len(labelled))).round().astype(int)
     chosen = labelled[few]
-    names, code_N = np.unique([str(labels[place]) for place in chosen], return_inverse=True)
+    names, code_N = np.unique([str(labels[row]) for row in chosen], return_inverse=True)
     if len(names) < 2 or len(chosen) < 3:
         return None
     # By label: then the distances to each label stand side by side.

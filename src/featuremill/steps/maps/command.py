@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill map`."""
     from featuremill.steps.maps.keep import Asked, compute
 
-    asked = Asked(arguments.seed, arguments.perplexity)
-    kept = compute(arguments.run_folder, asked)
+    settings = Asked(arguments.seed, arguments.perplexity)
+    kept = compute(arguments.run_folder, settings)
     log.info("%s: %s by t-SNE", arguments.run_folder / FILE, records(len(kept.ids)))

@@ -29,8 +29,7 @@ from featuremill.steps.maps import keep, plane
 from featuremill.steps.maps.agreement import agreement
 
 FIELDS = re.compile(r"\s(?:OS|OX|GN|PE|SV|Tax|TaxID|RepID|n)=")
-"""With which UniProt's and UniRef's fields begin
-(https://www.uniprot.org/help/fasta-headers)."""
+"""The beginnings of UniProt's and UniRef's fields (https://www.uniprot.org/help/fasta-headers)."""
 UNIPROT_ORGANISM = re.compile(r"(?:^|\s)(?:OS|Tax)=(.+?)(?=\s(?:OX|GN|PE|SV|TaxID|RepID)=|$)")
 NCBI_ORGANISM = re.compile(r"\[([^\[\]=]+(?:\[[^\[\]]+\])?[^\[\]=]*)\]\s*$")
 """In brackets, at the end; `[gene=dnaA]` is a field of a coding region."""
@@ -48,7 +47,7 @@ OF_NCBI = re.compile(r"(?:[A-Z]P_[0-9]{6,}|[A-Z]{3}[0-9]{5}(?:[0-9]{2})?)(?:\.[0
 
 class Header(NamedTuple):
     name: str
-    """Of the protein, without fields."""
+    """The name of the protein, without fields."""
     organism: str | None
     accession: str
     link: int
@@ -59,10 +58,10 @@ def headers_of(ids: list[str], descriptions: list[str]) -> list[Header]:
     """Return what is known of each record, by its own id."""
     import pyarrow as pa
 
-    found = accessions(pa.array(ids, pa.string())).to_pylist()
+    accessions_of_ids = accessions(pa.array(ids, pa.string())).to_pylist()
     return [
         Header(*_described(description), accession, _link_of(accession))
-        for description, accession in zip(descriptions, found, strict=True)
+        for description, accession in zip(descriptions, accessions_of_ids, strict=True)
     ]
 
 
@@ -153,17 +152,16 @@ def _base64(numbers: npt.NDArray[Any]) -> str:
 
 
 def _kept(shown: Shown) -> keep.Kept | None:
-    """Return the places by t-SNE: those that are kept, else of few records new ones, if the package
-    is installed."""
-    if found := keep.find(shown.folder, shown.column):
-        return found
+    """Return the stored map; of few records a new one, if openTSNE is installed."""
+    if kept := keep.find(shown.folder, shown.column):
+        return kept
     is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
-    made = keep.made_of(shown.folder)
-    if not (is_few and plane.is_installed() and made):
+    digest = keep.made_of(shown.folder)
+    if not (is_few and plane.is_installed() and digest):
         return None
-    of = (shown.folder, made, shown.column, shown.ids, shown.vectors, shown.total)
+    table = (shown.folder, digest, shown.column, shown.ids, shown.vectors, shown.total)
     try:
-        return keep.keep(*of, keep.Asked())
+        return keep.keep(*table, keep.Asked())
     except OSError as error:  # a report may be drawn of a folder where nothing can be written
         log.warning("%s; so the map is without t-SNE.", error)
         return None
@@ -176,13 +174,13 @@ def _places(
     if kept is not None and (xy := _of_shown(kept, shown.ids)) is not None:
         about = kept.card
         perplexity = plane.perplexity_of(about["records"], about["perplexity"])
-        told = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
+        caption = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
         if about["records"] < about["of"]:
-            told += f", of {about['records']:,} of {about['of']:,} records"
-        told += (
+            caption += f", of {about['records']:,} of {about['of']:,} records"
+        caption += (
             ". Near records are alike; distances between groups, sizes and directions mean nothing."
         )
-        yield {"name": "t-SNE", "axes": told, "xy": _quantised(xy)}
+        yield {"name": "t-SNE", "axes": caption, "xy": _quantised(xy)}
     across, up = (f"component {n} ({share(part, 1)})" for n, part in enumerate(shares.tolist(), 1))
     yield {"name": "PCA", "axes": f"across: {across}; up: {up}", "xy": _quantised(axes)}
 
@@ -201,19 +199,19 @@ def _quantised(xy: plane.Plane) -> str:
 
 
 def _nearest(vectors: np.ndarray) -> tuple[Shorts, Shorts]:
-    """Return the places of the nearest others of each, (N, k), and their cosines in 65,535ths; k is
-    0 where vectors cannot be compared."""
+    """Return the indices of the nearest other vectors (N, k), and their cosines in 65,535ths; k is
+    0 if vectors cannot be compared."""
     k = min(NEAREST, len(vectors) - 1)
-    places = np.zeros((len(vectors), k), np.uint16)
+    neighbours = np.zeros((len(vectors), k), np.uint16)
     cosines = np.zeros((len(vectors), k))
     try:
-        found = nearest_in_memory(vectors, vectors, k + 1, "cosine")
-        for row, (rows, scores) in enumerate(found):
+        nearest = nearest_in_memory(vectors, vectors, k + 1, "cosine")
+        for row, (rows, scores) in enumerate(nearest):
             others = np.flatnonzero(rows != row)[:k]
-            places[row], cosines[row] = rows[others], scores[others]
+            neighbours[row], cosines[row] = rows[others], scores[others]
     except NotFiniteError:
-        return places[:, :0], places[:, :0]
-    return places, np.round(np.clip(cosines, 0, 1) * LEVELS).astype(np.uint16)
+        return neighbours[:, :0], neighbours[:, :0]
+    return neighbours, np.round(np.clip(cosines, 0, 1) * LEVELS).astype(np.uint16)
 
 
 def _colours(shown: Shown, headers: Sequence[Header]) -> Iterator[Colour]:

@@ -45,28 +45,28 @@ class Kept(NamedTuple):
 
 
 def made_of(folder: Path) -> str:
-    """Return a digest of the values in `folder`; "" where these are no whole results."""
+    """Return a digest of the values in `folder`; "" without whole results."""
     delivery = Results(folder).find_delivery()
     if delivery is None or delivery.partial:
         return ""
-    told = [delivery.recipe, delivery.records_sha256, sorted(delivery.parts.items())]
-    return digest_of([json.dumps(told).encode()])
+    values = [delivery.recipe, delivery.records_sha256, sorted(delivery.parts.items())]
+    return digest_of([json.dumps(values).encode()])
 
 
 def read_card(folder: Path) -> Mapping[str, Any]:
     """Return the card of the map in `folder`; empty where there is none that can be read."""
     try:
-        found = json.loads((pq.read_schema(folder / FILE).metadata or {})[CARD])
+        content = json.loads((pq.read_schema(folder / FILE).metadata or {})[CARD])
     except (OSError, pa.ArrowException, KeyError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def find(folder: Path, column: str) -> Kept | None:
-    """Return the map of `column` in `folder`, if there is one and it is of the values there now."""
+    """Return the map of `column` in `folder`, if it is of the present values."""
     card = read_card(folder)
-    made = made_of(folder)
-    if not made or (card.get("made_of"), card.get("column")) != (made, column):
+    digest = made_of(folder)
+    if not digest or (card.get("made_of"), card.get("column")) != (digest, column):
         return None
     table = pq.read_table(folder / FILE)
     xy = np.column_stack([table[name].to_numpy() for name in COLUMNS])
@@ -75,25 +75,25 @@ def find(folder: Path, column: str) -> Kept | None:
 
 def keep(
     folder: Path,
-    made: str,
+    digest: str,
     column: str,
     ids: Sequence[str],
     vectors: np.ndarray,
     total: int,
-    asked: Asked,
+    settings: Asked,
 ) -> Kept:
-    """Compute the places of `vectors` (N, D), which are those of `ids` of `total` records, and keep
-    them in `folder`; `made` is its `made_of`, from before they were read. They are computed in
-    the order of ids, so that the order of the results changes no place."""
+    """Compute the positions of `vectors` (N, D) of the records `ids`, of `total` ones, and write
+    them to `folder`. `digest` is its `made_of` from before the vectors were read. They are computed
+    in the order of ids, so that the order of the results changes no position."""
     log.info("t-SNE of %s", records(len(ids)))
     order = sorted(range(len(ids)), key=ids.__getitem__)
     xy = np.empty((len(ids), len(COLUMNS)))
-    xy[order] = plane.neighbour_plane(vectors[order], asked.seed, asked.perplexity)
+    xy[order] = plane.neighbour_plane(vectors[order], settings.seed, settings.perplexity)
     card: dict[str, Any] = {
         "featuremill": VERSION,
-        "made_of": made,
+        "made_of": digest,
         "column": column,
-        **asked._asdict(),
+        **settings._asdict(),
         "records": len(ids),
         "of": total,
         "versions": plane.versions(),
@@ -105,7 +105,7 @@ def keep(
     return Kept(card, list(ids), xy)
 
 
-def compute(folder: Path, asked: Asked) -> Kept:
+def compute(folder: Path, settings: Asked) -> Kept:
     """Compute the map of a run, of at most `MOST_RECORDS` evenly spaced records and those that its
     report shows.
 
@@ -117,20 +117,20 @@ def compute(folder: Path, asked: Asked) -> Kept:
             f"t-SNE is computed by {plane.PACKAGE}, which is not installed here; type: "
             "pip install 'featuremill[maps]'."
         )
-    made = made_of(folder)
-    of = features.open(folder, _shown_column(folder))
-    if of.num_rows < plane.LEAST_RECORDS:
+    digest = made_of(folder)
+    run = features.open(folder, _shown_column(folder))
+    if run.num_rows < plane.LEAST_RECORDS:
         raise UserError(
-            f"{of.name}: {records(of.num_rows)} with features; t-SNE needs {plane.LEAST_RECORDS}."
+            f"{run.name}: {records(run.num_rows)} with features; t-SNE needs {plane.LEAST_RECORDS}."
         )
-    rows = np.arange(of.num_rows)
+    rows = np.arange(run.num_rows)
     if len(rows) > MOST_RECORDS:
         some = np.linspace(0, len(rows) - 1, MOST_RECORDS).round().astype(np.int64)
-        rows = np.union1d(some, of.table.spread(MOST_SHOWN, of.width))
-    vectors = of.take(rows).astype(np.float32)
+        rows = np.union1d(some, run.table.spread(MOST_SHOWN, run.width))
+    vectors = run.take(rows).astype(np.float32)
     if not np.isfinite(vectors).all():
-        raise UserError(f"{of.name}: {of.column} has numbers that are not finite; no map is made.")
-    return keep(folder, made, of.column, of.ids_of(rows), vectors, of.num_rows, asked)
+        raise UserError(f"{run.name}: {run.column} has numbers that are not finite, so no map.")
+    return keep(folder, digest, run.column, run.ids_of(rows), vectors, run.num_rows, settings)
 
 
 def _shown_column(folder: Path) -> str | None:

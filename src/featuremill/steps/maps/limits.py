@@ -2,5 +2,5 @@
 
 FILE = "map.parquet"
 MOST_RECORDS = 50_000
-"""Of more, t-SNE takes a sample."""
+"""The records of a map, at most; of more records, t-SNE takes a sample."""
 PERPLEXITY = 30.0

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 PACKAGE = "openTSNE"
 COMPONENTS = 50
-"""Of the vectors, before neighbours are sought."""
+"""The principal components of the vectors in which neighbours are sought."""
 LEAST_RECORDS = 10
 DIGITS = 6
-"""Of the components: the last digits of sums depend on threads and on the processor, and t-SNE
-would make another picture of each."""
+"""The decimal digits of the components: the last digits of sums depend on threads and on the
+processor, and t-SNE would make another map of each."""
 Plane = npt.NDArray[np.float64]
 
 
@@ -62,13 +62,13 @@ def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> 
     axes = (axes / (np.abs(axes).max() or 1.0)).round(DIGITS)
     first = axes[:, :2] / (axes[:, 0].std() or 1.0) * 1e-4
     perplexity = perplexity_of(len(axes), perplexity)
-    found = TSNE(perplexity=perplexity, initialization=first, random_state=seed, n_jobs=1).fit(axes)
-    return np.asarray(found, np.float64)
+    plane = TSNE(perplexity=perplexity, initialization=first, random_state=seed, n_jobs=1).fit(axes)
+    return np.asarray(plane, np.float64)
 
 
-def perplexity_of(num_records: int, asked: float) -> float:
-    """Return the perplexity that so many records have: what was asked for, or all that they can."""
-    return min(asked, (num_records - 1) / 3)
+def perplexity_of(num_records: int, wanted: float) -> float:
+    """Return the perplexity for so many records: `wanted`, or the highest possible."""
+    return min(wanted, (num_records - 1) / 3)
 
 
 def versions() -> Mapping[str, Any]:

@@ -44,8 +44,8 @@ class SECTION(Section):
         return [f"--by={self.by}", *([f"--prefer={self.prefer}"] if self.prefer else [])]
 
 
-def head_of(asked: Any, project: Project) -> str:
-    """Return the head that a section with a key `head` means.
+def head_of(section: Any, project: Project) -> str:
+    """Return the name of the head that a section with a key `head` uses.
 
     Raises:
         UserError: there is none, or no translation.
@@ -57,34 +57,34 @@ def head_of(asked: Any, project: Project) -> str:
         raise UserError(f"contigs have to be cut into fragments; add `{translate.KEY}:`.")
     if not known:
         raise UserError(f"these are made of a head's predictions; add `{heads.KEY}:`.")
-    if asked.head is None and len(known) > 1:
+    if section.head is None and len(known) > 1:
         raise UserError(f"name the head, one of {listed(known)}.")
-    if asked.head is not None and asked.head not in known:
-        raise UserError(f"there is no head {asked.head!r}; there are {listed(known)}.")
-    name = asked.head or next(iter(known))
+    if section.head is not None and section.head not in known:
+        raise UserError(f"there is no head {section.head!r}; there are {listed(known)}.")
+    name = section.head or next(iter(known))
     if not known[name].has_classes:
         raise UserError(f"the head {name!r} predicts no class of a record; name one that does.")
     return name
 
 
-def folder_of_head(asked: Any, project: Project) -> str:
+def folder_of_head(section: Any, project: Project) -> str:
     """Return the folder of that head."""
     from featuremill.steps import heads
 
-    name = head_of(asked, project)
+    name = head_of(section, project)
     return heads.folder_of(name, project.sections[heads.KEY][name], project)
 
 
-def inputs_of(asked: Any, project: Project) -> Mapping[str, str | Sequence[str]]:
-    """Return the files that the verdicts of that head are made of, by their names in the rules."""
+def inputs_of(section: Any, project: Project) -> Mapping[str, str | Sequence[str]]:
+    """Return the input files of the verdicts, by their names in the rules."""
     from featuremill.steps import heads, translate
 
-    head = head_of(asked, project)
+    head = head_of(section, project)
     runs = heads.features_of(project.sections[heads.KEY][head], project)
     return {
         "summary": f"{translate.folder_of(project)}/translate.json",
         "predictions": heads.predictions_of(head, project),
-        "card": f"{folder_of_head(asked, project)}/head.json",
+        "card": f"{folder_of_head(section, project)}/head.json",
         "manifests": [f"{run}/manifest.json" for run in runs],
     }
 
@@ -100,49 +100,49 @@ def table_of(project: Project) -> str:
     return f"{project.folder}/{KEY}.tsv"
 
 
-def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a head that there is not."""
+def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a missing head."""
     try:
-        head_of(asked, project)
+        head_of(section, project)
     except UserError as error:
-        yield (("head",) if asked.head else ()), str(error)
+        yield (("head",) if section.head else ()), str(error)
 
 
-def problems_of_files(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a class that the head does not tell, or will not after its training."""
+def problems_of_files(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a preferred class that the head does not have, or will not have after training."""
     from featuremill.steps import heads
     from featuremill.steps.heads.card import CARD, Card
     from featuremill.steps.verdicts.choices import place_of_preferred
 
-    name, folder = head_of(asked, project), folder_of_head(asked, project)
+    name, folder = head_of(section, project), folder_of_head(section, project)
     head: heads.Head = project.sections[heads.KEY][name]
     classes: Sequence[str] = ()
     if head.folder:
         card = Card.find(Path(folder) / CARD)
         classes, source = card.classes if card else (), folder
-    elif asked.prefer:
+    elif section.prefer:
         source = f"{head.labels or project.samples}, column {head.column},"
         with suppress(UserError):  # which the head tells
             classes = sorted(heads.classes_of(head, project))
     if classes:
         try:
-            place_of_preferred(asked.prefer, classes, source, "prefer:")
+            place_of_preferred(section.prefer, classes, source, "prefer:")
         except UserError as error:
             yield ("prefer",), str(error)
 
 
-def made(asked: SECTION, project: Project) -> Sequence[Made]:
+def made(section: SECTION, project: Project) -> Sequence[Made]:
     """Return the table and its page."""
     table = table_of(project)
     page = table.removesuffix(".tsv") + ".html"
-    options = asked.model_dump(include={"by", "prefer"})
+    options = section.model_dump(include={"by", "prefer"})
     log = f"{project.logs}/{KEY}.log"
     counts = lambda: _figures(Path(table))  # noqa: E731
     return [
         Made(
             KEY,
             [page, table],
-            paths_of(inputs_of(asked, project)),
+            paths_of(inputs_of(section, project)),
             [log],
             [table, page],
             figures=counts,

@@ -60,13 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from featuremill.steps.verdicts.write import write
 
-    given = arguments
     write(
-        given.translated,
-        given.predictions,
-        given.output,
-        given.by,
-        given.prefer,
-        given.runs,
-        given.head,
+        arguments.translated,
+        arguments.predictions,
+        arguments.output,
+        arguments.by,
+        arguments.prefer,
+        arguments.runs,
+        arguments.head,
     )

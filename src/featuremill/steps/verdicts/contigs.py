@@ -40,16 +40,16 @@ class Counts(NamedTuple):
     unknown: int
     """Contigs of which it is unknown."""
     samples: Mapping[str, Counter[str]] = {}
-    """Of each sample, contigs by class; those without a verdict have an empty one."""
+    """Contigs by class, for each sample; of contigs without a verdict it is empty."""
 
 
 class Contig(NamedTuple):
     """What is known of one contig."""
 
     id: str
-    """Of samples, `<sample>/<id>`: each has contigs of its own."""
+    """The id of the contig; `<sample>/<id>` where there are samples."""
     highest_C: Scores
-    """Of its fragments with a prediction, a class; NaN where there is none."""
+    """The highest score of its fragments for each class; NaN without a prediction."""
     sum_C: Scores
     fragments: int
     failed: int
@@ -107,10 +107,10 @@ def _of_block(block: Scored) -> Iterator[Contig]:
     failed = np.add.reduceat(np.isnan(block.scores_NC[:, 0]), starts, dtype=np.int64)
     seen = np.maximum.reduceat(block.seen_N, starts)
     sizes = np.diff([*starts, len(names)])
-    for name, *told in zip(
+    for name, *figures in zip(
         names[starts], highest, sums, sizes.tolist(), failed.tolist(), seen.tolist(), strict=True
     ):
-        yield Contig(name, *told)
+        yield Contig(name, *figures)
 
 
 def class_of(scores_C: Scores, preferred: int) -> int:
@@ -122,8 +122,8 @@ def class_of(scores_C: Scores, preferred: int) -> int:
 
 
 def counts_in(table: Path) -> dict[str, int]:
-    """Return how many contigs of a table of verdicts have which one, and of those without one,
-    which status; the most common first."""
+    """Return the numbers of contigs of a table by verdict, and without a verdict by status; the
+    most common first."""
     import pyarrow.csv as pc_csv
 
     names = ["verdict", "status"]
@@ -134,10 +134,10 @@ def counts_in(table: Path) -> dict[str, int]:
         table, parse_options=pc_csv.ParseOptions(delimiter="\t"), convert_options=types
     ) as reader:
         for block in reader:
-            found = Counter(zip(*(column.to_pylist() for column in block.columns), strict=True))
-            for (verdict, status), number in found.items():
+            counts = Counter(zip(*(column.to_pylist() for column in block.columns), strict=True))
+            for (verdict, status), number in counts.items():
                 if status in (OK, PARTLY):
                     verdicts[verdict] += number
                 else:
                     without[status] += number
-    return {name: number for one in (verdicts, without) for name, number in one.most_common()}
+    return dict([*verdicts.most_common(), *without.most_common()])

@@ -74,7 +74,7 @@ MEANING = {
 """What the scores of contigs are not, by rule."""
 MOST_TEXT = 30
 MOST_PIXELS = 300
-"""Of a name beside its scores."""
+"""The width of a name beside its scores, in pixels, at most."""
 ROW_PIXELS = 34
 
 
@@ -122,26 +122,26 @@ class About(NamedTuple):
 
 def tracks_of(ids: Sequence[str], blocks: Iterable[Scored], preferred: int) -> list[Track]:
     """Return the scores of the class `preferred` along the contigs `ids`, in their order."""
-    found: dict[str, list[Span]] = {id: [] for id in ids}
+    spans_of: dict[str, list[Span]] = {id: [] for id in ids}
     for block in blocks:
         names = block.fragments["contig"].to_pylist()
         starts, ends = (block.fragments[key].to_numpy() for key in ("start", "end"))
-        for row in np.flatnonzero([name in found for name in names]).tolist():
+        for row in np.flatnonzero([name in spans_of for name in names]).tolist():
             score = float(block.scores_NC[row, preferred])
             if not np.isnan(score):
-                found[names[row]].append(Span(int(starts[row]), int(ends[row]), score))
-    return [Track(id, _some(spans)) for id, spans in found.items()]
+                spans_of[names[row]].append(Span(int(starts[row]), int(ends[row]), score))
+    return [Track(id, _some(spans)) for id, spans in spans_of.items()]
 
 
 def _some(spans: list[Span]) -> list[Span]:
-    """Return at most so many fragments as can be told apart, those with the highest score of each
-    stretch, the highest last, as it is drawn over the others."""
+    """Return at most `MOST_POINTS` fragments: the highest score of each stretch. The highest is the
+    last, so it is drawn on top."""
     if len(spans) > MOST_POINTS:
         stretch = max(span.end for span in spans) // MOST_POINTS + 1
         best: dict[int, Span] = {}
         for span in spans:
-            place = (span.start + span.end) // 2 // stretch
-            best[place] = max(best.get(place, span), span, key=lambda one: one.score)
+            number = (span.start + span.end) // 2 // stretch
+            best[number] = max(best.get(number, span), span, key=lambda each: each.score)
         spans = [*best.values()]
     return sorted(spans, key=lambda span: span.score)
 
@@ -157,8 +157,8 @@ def write_page(
     about: About,
 ) -> None:
     """Write the page of the verdicts in `table` beside it."""
-    found = [brief(folder, table.parent) for folder in runs]
-    failing = [run.folder for run in found if run.counts.failed]
+    briefs = [brief(folder, table.parent) for folder in runs]
+    failing = [run.folder for run in briefs if run.counts.failed]
     retries = [f"featuremill retry {shlex.quote(folder)}" for folder in failing]
     figures = [_verdicts(counts), _tracks(tracks, classes[preferred])]
     if about.judged:
@@ -171,12 +171,12 @@ def write_page(
         TEMPLATE.read_text("utf-8"),
         verb="verdict",
         title=table.stem,
-        runs=found,
+        runs=briefs,
         next=[*retries, command_again(Path(failing[0]))] if failing else [],
         lead=f"A contig's class is the one that is highest by {RULES[by]}.",
         meaning=MEANING[by],
         counts=counts,
-        statuses=[(key, told, counts.without.get(key, 0)) for key, told in STATUSES.items()],
+        statuses=[(key, words, counts.without.get(key, 0)) for key, words in STATUSES.items()],
         figures=figures,
         warnings=_warnings(counts, about),
         head=_head(about.trained) if about.trained else None,
@@ -195,37 +195,37 @@ def write_page(
 
 def _samples(counts: Counts, preferred: str) -> list[tuple[str, Counter[str]]]:
     """Return the samples with the most contigs of the class `preferred`, in the order of names."""
-    most = sorted(counts.samples.items(), key=lambda one: -one[1][preferred])
+    most = sorted(counts.samples.items(), key=lambda item: -item[1][preferred])
     return sorted(most[:MOST_SAMPLES])
 
 
 def _warnings(counts: Counts, about: About) -> list[str]:
-    """Return what is to be known before the verdicts are used."""
-    found = []
+    """Return the warnings that a user of the verdicts needs."""
+    warnings = []
     if counts.seen:
-        told = (
+        sentence = (
             f"The head was trained on {count(counts.seen)} of these "
             f"{counted(counts.contigs, 'contig')}. Their scores here are held out: each by a "
             "head that did not see the contig's group."
         )
         if about.judged:
             value, low, high = about.judged.accuracy
-            told += (
+            sentence += (
                 f" Of the labelled ones, {value:.1%} ({low:.1%}–{high:.1%}) have the right verdict."
             )
-        found.append(told)
+        warnings.append(sentence)
     if counts.unknown:
-        found.append(
+        warnings.append(
             "It is not known which records this head was trained on: it was imported. Verdicts on "
             "such records are better than on others."
         )
     if about.trained:
         known = about.trained.card
         if known.scores:
-            found += warnings_of(known)
+            warnings += warnings_of(known)
         if known.calibration is None:
-            found.append("The scores of this head are not calibrated: they are no probabilities.")
-    return found
+            warnings.append("This head's scores are not calibrated: they are no probabilities.")
+    return warnings
 
 
 def _head(trained: Trained) -> dict[str, Any]:

@@ -100,11 +100,11 @@ def open_predictions(path: Path) -> Predictions:
 
 
 def _original(block: pa.Table) -> pa.Table:
-    """Return rows of a TSV table with the ids as they were before they became cells."""
-    for place, name in enumerate(block.column_names):
+    """Return rows of a TSV table with the original ids, before they became cells."""
+    for index, name in enumerate(block.column_names):
         if name in WHOLE:
             ids = pc.replace_substring_regex(block[name], f"^{re.escape(MARK_WRITTEN_OUT)}", '"')
-            block = block.set_column(place, name, ids)
+            block = block.set_column(index, name, ids)
     return block
 
 
@@ -146,29 +146,29 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
             if (more := next(blocks, None)) is None:
                 break
             waiting = pa.concat_tables([waiting, more])
-        found = np.full((len(fragments), len(predictions.classes)), np.nan)
+        scores_NC = np.full((len(fragments), len(predictions.classes)), np.nan)
         seen_N = np.zeros(len(fragments), np.int64)
         if waiting is not None and waiting.num_rows:
             ahead = waiting.slice(0, len(fragments))
             at = pc.index_in(ahead["id"], fragments["id"].combine_chunks())
-            places = at.fill_null(-1).to_numpy()
+            rows = at.fill_null(-1).to_numpy()
             # What is of later fragments stands behind what is of these.
-            num = int((places >= 0).sum())
-            places = places[:num]
-            if (places < 0).any() or (np.diff(places) <= 0).any():
-                wrong = int(np.argmax((places < 0) | (np.diff(places, prepend=-1) <= 0)))
+            num = int((rows >= 0).sum())
+            rows = rows[:num]
+            if (rows < 0).any() or (np.diff(rows) <= 0).any():
+                wrong = int(np.argmax((rows < 0) | (np.diff(rows, prepend=-1) <= 0)))
                 raise _misplaced(predictions, folder, ahead["id"][wrong].as_py())
             columns = [ahead[name].slice(0, num).to_numpy() for name in predictions.scores]
-            found[places] = np.stack(columns, axis=1)
-            seen_N[places] = _seen(predictions, ahead.slice(0, num))
-            if not np.isfinite(found[places]).all():
-                wrong = int(np.argmin(np.isfinite(found[places]).all(1)))
+            scores_NC[rows] = np.stack(columns, axis=1)
+            seen_N[rows] = _seen(predictions, ahead.slice(0, num))
+            if not np.isfinite(scores_NC[rows]).all():
+                wrong = int(np.argmin(np.isfinite(scores_NC[rows]).all(1)))
                 raise UserError(
                     f"{predictions.path}: the scores of {ahead['id'][wrong].as_py()!r} are no "
                     "numbers; predict again."
                 )
             waiting = waiting.slice(num)
-        yield Scored(fragments, found, seen_N)
+        yield Scored(fragments, scores_NC, seen_N)
     left = next((block for block in (waiting, *blocks) if block is not None and len(block)), None)
     if left is not None:
         raise _misplaced(predictions, folder, left["id"][0].as_py())
@@ -177,8 +177,8 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
 def _seen(predictions: Predictions, ahead: pa.Table) -> npt.NDArray[np.int64] | int:
     if not predictions.tells_seen:
         return SEEN.index(UNKNOWN)
-    found = pc.index_in(ahead[COLUMN], pa.array(SEEN)).fill_null(SEEN.index(UNKNOWN))
-    return np.asarray(found.to_numpy(), np.int64)
+    numbers = pc.index_in(ahead[COLUMN], pa.array(SEEN)).fill_null(SEEN.index(UNKNOWN))
+    return np.asarray(numbers.to_numpy(), np.int64)
 
 
 def _misplaced(predictions: Predictions, folder: Path, id: str) -> UserError:

@@ -19,7 +19,7 @@ class Label(NamedTuple):
     """What the head was told of a contig."""
 
     number: int
-    """Of the class."""
+    """The index of the class."""
     group: str
 
 
@@ -54,10 +54,10 @@ def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
             f"{num_classes} classes; name the head that predicted."
         )
     labels: dict[str, Label] = {}
-    if told := held_out.read(head, known):
+    if rows := held_out.read(head, known):
         of_id = {
             id: Label(known.classes.index(str(label)), group)
-            for id, label, group in zip(told.ids, told.labels, told.groups, strict=True)
+            for id, label, group in zip(rows.ids, rows.labels, rows.groups, strict=True)
         }
         for some in fragments(folder, ["id", "contig"]):
             columns = (column.to_pylist() for column in some.columns)
@@ -74,8 +74,8 @@ def judged(pairs: list[tuple[Label, int]], num_classes: int) -> Judged | None:
     true_N = np.array([label.number for label, _ in pairs])
     verdict_N = np.array([verdict for _, verdict in pairs])
     is_right_N = verdict_N == true_N
-    found = estimates(
+    figure_of = estimates(
         lambda weight_N: {"accuracy": float(np.average(is_right_N, weights=weight_N))},
         np.array([label.group for label, _ in pairs]),
     )
-    return Judged(figures.confusion(verdict_N, true_N, num_classes).tolist(), found["accuracy"])
+    return Judged(figures.confusion(verdict_N, true_N, num_classes).tolist(), figure_of["accuracy"])

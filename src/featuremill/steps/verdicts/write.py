@@ -70,21 +70,21 @@ def write(
             first = [*id_columns.keys, "contig"]
             table = TsvWriter(file, [*first, "verdict", *scores, *COUNTED])
             for number, contig in enumerate(contigs(scored(folder, predictions))):
-                found = contig.scores_C(by)
+                scores_C = contig.scores_C(by)
                 is_scored = contig.failed < contig.fragments
-                place = class_of(found, preferred) if is_scored else None
-                verdict = NONE if place is None else names[place]
+                class_number = class_of(scores_C, preferred) if is_scored else None
+                verdict = NONE if class_number is None else names[class_number]
                 seen = SEEN[contig.seen]
                 seen_by[seen] += 1
-                texts = [f"{score:.9g}" for score in found] if is_scored else [""] * len(scores)
-                told = (contig.fragments, contig.failed, contig.status, seen)
-                row = [*cells_of(contig.id), *map(one_line, map(str, (verdict, *texts, *told)))]
+                texts = [f"{score:.9g}" for score in scores_C] if is_scored else [""] * len(scores)
+                facts = (contig.fragments, contig.failed, contig.status, seen)
+                row = [*cells_of(contig.id), *map(one_line, map(str, (verdict, *texts, *facts)))]
                 table.row(row)
                 by_sample[id_columns.owner(contig.id)][verdict if is_scored else ""] += 1
-                shown.add(row, float(found[preferred]) if is_scored else -1.0)
+                shown.add(row, float(scores_C[preferred]) if is_scored else -1.0)
                 label = trained.labels.get(contig.id) if trained and seen == YES else None
-                if label and place is not None:
-                    pairs.append((label, place))
+                if label and class_number is not None:
+                    pairs.append((label, class_number))
                 if is_scored:
                     verdicts[verdict] += 1
                 else:

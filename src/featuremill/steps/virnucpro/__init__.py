@@ -20,13 +20,13 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 
 
 def _without_predict(words: list[str]) -> list[str]:
-    """Leave out the command of VirNucPro that `virnucpro` is, as in `virnucpro predict my.fa`."""
+    """Return `words` without the subcommand of VirNucPro, as in `virnucpro predict my.fa`."""
     if "predict" not in words:
         return words
-    place = words.index("predict")
-    before = words[place - 1]
+    index = words.index("predict")
+    before = words[index - 1]
     is_value = before.startswith("-") and before not in ("-q", "--quiet", "-v", "--verbose")
-    return words if is_value else [*words[:place], *words[place + 1 :]]
+    return words if is_value else [*words[:index], *words[index + 1 :]]
 
 
 COMMANDS = {
@@ -56,7 +56,7 @@ class SECTION(Section):
     head: str | None = None
     """The head whose predictions count. Needed where there are several."""
     files: Literal["predictions", "all"] = "predictions"
-    """Those of the predictions, or the sequences and features as well."""
+    """Which files: the predictions, or also the sequences and features."""
     nucleotides: str | None = None
     """The set of features of nucleotides; the one that is called so if not given."""
     proteins: str | None = None
@@ -73,53 +73,53 @@ class Files(NamedTuple):
     highest: str
 
 
-def folder_of(asked: SECTION, project: Project) -> Path:
+def folder_of(section: SECTION, project: Project) -> Path:
     """Return the folder that VirNucPro's files go to."""
-    return Path(asked.folder or f"{project.folder}/{KEY}")
+    return Path(section.folder or f"{project.folder}/{KEY}")
 
 
-def files_of(asked: SECTION, project: Project) -> Files:
-    """Return these files."""
-    folder = folder_of(asked, project)
+def files_of(section: SECTION, project: Project) -> Files:
+    """Return the paths of the files of the step."""
+    folder = folder_of(section, project)
     merged = folder / f"{project.name}_merged"
     return Files(str(merged / RESULTS), str(folder / FAILED), str(merged / HIGHEST))
 
 
-def sets_of(asked: SECTION, project: Project) -> Mapping[str, str]:
+def sets_of(section: SECTION, project: Project) -> Mapping[str, str]:
     """Return the folders of the features by kind.
 
     Raises:
         UserError: when there are none.
     """
-    given = {
-        kind: getattr(asked, kind) or kind
+    names = {
+        kind: getattr(section, kind) or kind
         for kind in KINDS
-        if getattr(asked, kind) or kind in project.features
+        if getattr(section, kind) or kind in project.features
     }
-    if not given:
+    if not names:
         raise UserError("name the features of proteins and those of nucleotides.")
-    return {kind: project.features_of(name) for kind, name in given.items()}
+    return {kind: project.features_of(name) for kind, name in names.items()}
 
 
-def inputs_of(asked: SECTION, project: Project) -> Mapping[str, str | Sequence[str]]:
-    """Return the files that these are made of, by their names in the rules."""
+def inputs_of(section: SECTION, project: Project) -> Mapping[str, str | Sequence[str]]:
+    """Return the input files of the step, by their names in the rules."""
     from featuremill.steps import verdicts
 
-    manifests = [f"{run}/manifest.json" for run in sets_of(asked, project).values()]
-    return {**verdicts.inputs_of(asked, project), "manifests": manifests}
+    manifests = [f"{run}/manifest.json" for run in sets_of(section, project).values()]
+    return {**verdicts.inputs_of(section, project), "manifests": manifests}
 
 
-def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield samples, a head or features that there are not, and fragments that are none of
-    VirNucPro's."""
+def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield samples, a missing head or missing features, and fragments that VirNucPro does not
+    use."""
     from featuremill.steps import translate, verdicts
 
     if project.samples:
         yield (), "this step takes no samples; leave it out, or name the files with inputs."
         return
     try:
-        verdicts.head_of(asked, project)
-        sets_of(asked, project)
+        verdicts.head_of(section, project)
+        sets_of(section, project)
     except UserError as error:
         yield (), str(error)
         return
@@ -127,14 +127,14 @@ def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...]
         yield (), f"its files are of windows, not of {by}; write translate: {{by: virnucpro}}."
 
 
-def made(asked: SECTION, project: Project) -> Sequence[Made]:
+def made(section: SECTION, project: Project) -> Sequence[Made]:
     """Return the files."""
     from featuremill.steps import verdicts
 
-    folder = folder_of(asked, project)
-    made_of = verdicts.paths_of(inputs_of(asked, project))
-    options = {**asked.model_dump(include={"files"}), "sets": [*sets_of(asked, project)]}
+    folder = folder_of(section, project)
+    made_of = verdicts.paths_of(inputs_of(section, project))
+    options = {**section.model_dump(include={"files"}), "sets": [*sets_of(section, project)]}
     names = (*(f"{project.name}_{kind}" for kind in ("merged", "nucleotide", "protein")), FAILED)
     removable = [str(folder / name) for name in names]
     log = f"{project.logs}/{KEY}.log"
-    return [Made(KEY, files_of(asked, project), made_of, [log], removable, asked=options)]
+    return [Made(KEY, files_of(section, project), made_of, [log], removable, asked=options)]

@@ -55,7 +55,7 @@ GETTING_DNA = (
     f"--local-dir {DNA}"
 )
 ANY_NUMBER = 10**9
-"""Of fragments that may fail: what is left is delivered."""
+"""The number of fragments that may fail: those that are left are delivered."""
 log = logging.getLogger("featuremill.virnucpro")
 
 
@@ -196,12 +196,12 @@ class _Ignore(argparse.Action):
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill virnucpro`; return 0 when every fragment has a prediction, 2 when some
     have none and the rest is delivered, 1 when nothing is."""
-    asked = _asked(arguments)
-    _refuse_unfit(asked)
-    folder = _output_folder(arguments, asked)
+    config = _asked(arguments)
+    _refuse_unfit(config)
+    folder = _output_folder(arguments, config)
     for flag, why in dict.fromkeys(arguments.ignored):
         log.warning("%s: no effect, as %s.", flag, why)
-    _write_config(folder, asked)
+    _write_config(folder, config)
     words, variables = _typed(arguments, folder), dict[str, str]()
     if (arguments.gpus or "").isdecimal():
         log.info("--gpus is the number of GPUs; --devices %s names one.", arguments.gpus)
@@ -212,14 +212,14 @@ def run(arguments: argparse.Namespace) -> int:
         variables[environment.QUIET.name] = "1"
     began = time.time()
     if _status_of(words, environment.of_child(variables), arguments.log_file):
-        last = folder / f"{asked['run']}_merged" / HIGHEST
+        last = folder / f"{config['run']}_merged" / HIGHEST
         if not last.exists() or last.stat().st_mtime < began:
             log.error("No predictions were written. Fix the error above; then type it again.")
             return NOTHING
         log.error("The predictions are complete; something else failed: see the error above.")
-        _say_delivered(folder, asked["run"])
+        _say_delivered(folder, config["run"])
         return SOME_FAILED
-    _say_delivered(folder, asked["run"])
+    _say_delivered(folder, config["run"])
     log.info("more of it:\n%s", f"{inside} status {CONFIG}")
     with (folder / FAILED).open(encoding="utf-8") as file:
         num_failed = sum(1 for _ in file)
@@ -233,19 +233,19 @@ def _say_delivered(folder: Path, run: str) -> None:
     log.info("%s: each contig", folder / "results" / run / "verdicts.tsv")
 
 
-def _asked(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the config of what was asked for.
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the config by the command line.
 
     Raises:
         UserError: when that cannot be.
     """
-    sequences = _sequences(given)
-    window = _window(given)
-    head = given.head or Path(
-        "heads", str(window) if given.model_type == "custom" else given.model_type
+    sequences = _sequences(args)
+    window = _window(args)
+    head = args.head or Path(
+        "heads", str(window) if args.model_type == "custom" else args.model_type
     )
     card = _card(head)
-    dna_folder = _dna(given, card)
+    dna_folder = _dna(args, card)
     kinds = list(KINDS) if dna_folder else ["proteins"]
     if len(card.features) != len(kinds):
         widths = " + ".join(f"{part.width:,}" for part in card.features)
@@ -256,15 +256,15 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
         )
     if dna_folder and not (dna_folder / "config.json").is_file():
         raise UserError(f"{dna_folder}: there is no config.json here; {GETTING_DNA}.")
-    if given.config:
+    if args.config:
         raise UserError(
-            f"--config {given.config}: VirNucPro's config is not read here; give its settings as "
+            f"--config {args.config}: VirNucPro's config is not read here; give its settings as "
             "flags: featuremill virnucpro --help lists them."
         )
-    run = {"device": _device(given), "outputs": "parquet", "max_failed": ANY_NUMBER}
-    dtype = {"dtype": given.dtype}
+    run = {"device": _device(args), "outputs": "parquet", "max_failed": ANY_NUMBER}
+    dtype = {"dtype": args.dtype}
     dna = {"model": str(dna_folder and dna_folder.absolute()), "alphabet": "nucleotides", **dtype}
-    esm = {"model": _esm(given.esm), **dtype}
+    esm = {"model": _esm(args.esm), **dtype}
     runs = {
         "nucleotides": {"workload": "encoder", "options": {**dna, "pool": "mean_all"}, **run},
         "proteins": {"workload": "esm2", "options": esm, **run},
@@ -278,30 +278,30 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
         "features": {kind: runs[kind] for kind in kinds},
         "heads": {HEAD: {"folder": str(head.absolute()), "any_recipe": takes_any_recipe}},
         "verdicts": {"prefer": VIRUS} if has_virus_first else {},
-        "virnucpro": {"files": "all" if given.keep_intermediate else "predictions", "folder": "."},
+        "virnucpro": {"files": "all" if args.keep_intermediate else "predictions", "folder": "."},
     }
 
 
-def _refuse_unfit(asked: Mapping[str, Any]) -> None:
-    """Refuse a head that does not take the features that there will be.
+def _refuse_unfit(config: Mapping[str, Any]) -> None:
+    """Raise UserError for a head that does not take the features.
 
     Raises:
         UserError: says which, and why.
     """
-    sets = asked["features"]
+    sets = config["features"]
 
     def ahead(name: str) -> Ahead | None:
         settings = ahead_of(*(sets[name][key] for key in ("workload", "options", "device")))
         return settings and Ahead(*settings)
 
-    project = Project(asked["run"], (), dict.fromkeys(sets, ""), {}, ahead)
-    head = heads.Head.model_validate(asked["heads"][HEAD])
+    project = Project(config["run"], (), dict.fromkeys(sets, ""), {}, ahead)
+    head = heads.Head.model_validate(config["heads"][HEAD])
     for _, problem in heads.problems_of_files({HEAD: head}, project):
         raise UserError(problem)
 
 
-def _sequences(given: argparse.Namespace) -> Path:
-    named: list[Path] = [path for path in (given.sequences, given.input) if path]
+def _sequences(args: argparse.Namespace) -> Path:
+    named: list[Path] = [path for path in (args.sequences, args.input) if path]
     if len(named) != 1:
         given_files = listed(map(str, named)) if named else "none"
         raise UserError(
@@ -319,10 +319,10 @@ def _sequences(given: argparse.Namespace) -> Path:
     return path
 
 
-def _dna(given: argparse.Namespace, card: Card) -> Path | None:
+def _dna(args: argparse.Namespace, card: Card) -> Path | None:
     """Return the folder of the DNA encoder; None where the head takes proteins alone."""
-    if given.dna:
-        return Path(given.dna)
+    if args.dna:
+        return Path(args.dna)
     takes_both = len(card.features) == len(KINDS)
     return DNA if takes_both and DNA.is_dir() else None
 
@@ -333,13 +333,13 @@ def _name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "sequences"
 
 
-def _window(given: argparse.Namespace) -> int:
-    usual = CUSTOM_WINDOW if given.model_type == "custom" else given.model_type
-    window = int(given.expected_length or usual)
+def _window(args: argparse.Namespace) -> int:
+    usual = CUSTOM_WINDOW if args.model_type == "custom" else args.model_type
+    window = int(args.expected_length or usual)
     if window < CODON:
         raise UserError(f"--expected-length {window}: give {CODON} letters or more, as in 500.")
-    if given.threads is not None and given.threads < 1:
-        raise UserError(f"--threads {given.threads}: give 1 or more.")
+    if args.threads is not None and args.threads < 1:
+        raise UserError(f"--threads {args.threads}: give 1 or more.")
     return window
 
 
@@ -360,20 +360,20 @@ def _card(head: Path) -> Card:
     return card
 
 
-def _device(given: argparse.Namespace) -> str:
+def _device(args: argparse.Namespace) -> str:
     """Return the config's device; `--gpus` and `--devices` mean that there must be GPUs."""
-    gpus, asks_for_gpus = _gpus(given), given.gpus or given.devices
-    if given.device not in ("auto", "cpu", "cuda") and not gpus.devices:
-        raise UserError(f"--device {given.device}: give auto, cpu, cuda or a GPU, as in cuda:1.")
-    if asks_for_gpus and given.device == "cpu":
+    gpus, asks_for_gpus = _gpus(args), args.gpus or args.devices
+    if args.device not in ("auto", "cpu", "cuda") and not gpus.devices:
+        raise UserError(f"--device {args.device}: give auto, cpu, cuda or a GPU, as in cuda:1.")
+    if asks_for_gpus and args.device == "cpu":
         raise UserError("--device cpu: --gpus and --devices ask for GPUs; leave one of them out.")
-    return "cuda" if asks_for_gpus or gpus.devices else str(given.device)
+    return "cuda" if asks_for_gpus or gpus.devices else str(args.device)
 
 
-def _gpus(given: argparse.Namespace) -> GpuOptions:
+def _gpus(args: argparse.Namespace) -> GpuOptions:
     """Return the GPUs that were asked for; `--device 1` names one as well."""
-    is_named = re.fullmatch(r"(?:cuda:)?(\d+)", given.device) and not (given.gpus or given.devices)
-    gpus = GpuOptions.parse(given.gpus, given.device if is_named else given.devices)
+    is_named = re.fullmatch(r"(?:cuda:)?(\d+)", args.device) and not (args.gpus or args.devices)
+    gpus = GpuOptions.parse(args.gpus, args.device if is_named else args.devices)
     gpus.check()
     return gpus
 
@@ -389,18 +389,18 @@ def _esm(model: str) -> str:
     return str(Path(model).absolute()) if is_path_of_weights(model, "esm2") else model
 
 
-def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
+def _output_folder(args: argparse.Namespace, config: Mapping[str, Any]) -> Path:
     """Return the output folder.
 
     Raises:
         UserError: when what is in it is of something else.
     """
-    folder = Path(given.output_dir or f"{asked['run']}_predictions")
+    folder = Path(args.output_dir or f"{config['run']}_predictions")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: this is a file; name a folder with --output-dir.")
-    config = folder / CONFIG
-    is_ours = config.is_file() and config.read_text("utf-8", "replace").startswith(MARK)
-    of_run = [f"{asked['run']}_{kind}" for kind in ("nucleotide", "protein", "merged")]
+    path = folder / CONFIG
+    is_ours = path.is_file() and path.read_text("utf-8", "replace").startswith(MARK)
+    of_run = [f"{config['run']}_{kind}" for kind in ("nucleotide", "protein", "merged")]
     names = [CONFIG, FAILED, *of_run]
     taken = [name for name in names if (folder / name).exists()]
     if taken and not is_ours:
@@ -409,56 +409,56 @@ def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
             "with --output-dir."
         )
     if is_ours:
-        _refuse_other_sample(config, asked, given.force)
+        _refuse_other_sample(path, config, args.force)
     return folder
 
 
-def _refuse_other_sample(config: Path, asked: Mapping[str, Any], replaces: bool) -> None:
-    """Refuse to take the place of another sample's results.
+def _refuse_other_sample(path: Path, config: Mapping[str, Any], replaces: bool) -> None:
+    """Raise UserError instead of replacing the results of another sample.
 
     Raises:
         UserError: when the folder of `config` holds those of other contigs, unless they are called
             alike and the user wants them replaced.
     """
-    before = yaml.safe_load(config.read_text("utf-8")) or {}
-    if before.get("inputs") == asked["inputs"]:
+    before = yaml.safe_load(path.read_text("utf-8")) or {}
+    if before.get("inputs") == config["inputs"]:
         return
-    is_named_alike = before.get("run") == asked["run"]
+    is_named_alike = before.get("run") == config["run"]
     if is_named_alike and replaces:
         return
     advice = "give each sample a folder of its own with --output-dir"
     if is_named_alike:
         advice += ", or replace those results with --force"
-    raise UserError(f"{config.parent}: it holds the results of {before.get('inputs')}; {advice}.")
+    raise UserError(f"{path.parent}: it holds the results of {before.get('inputs')}; {advice}.")
 
 
-def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
+def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write the config, while no process computes it.
 
     Raises:
         UserError: when one does.
     """
-    text = f"{MARK}\n{yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True)}"
+    text = f"{MARK}\n{yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)}"
     with ExitStack() as stack:
-        for name in asked["features"]:
-            stack.enter_context(run_alone(folder / "results" / asked["run"] / name))
+        for name in config["features"]:
+            stack.enter_context(run_alone(folder / "results" / config["run"] / name))
         path = folder / CONFIG
         if not path.is_file() or path.read_text("utf-8") != text:
             with delivering(path) as temporary:
                 temporary.write_text(text, "utf-8")
 
 
-def _typed(given: argparse.Namespace, folder: Path) -> list[str]:
-    """Return the command, which may be typed anywhere."""
-    gpus = _gpus(given)
+def _typed(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the words of the command, which works in any folder."""
+    gpus = _gpus(args)
     words = ["featuremill", "run", str((folder / CONFIG).absolute())]
     words += ["--directory", str(folder.absolute())]
-    words += ["--cores", str(given.threads or "all")]
+    words += ["--cores", str(args.threads or "all")]
     words += ["--gpus", str(gpus.number)] if gpus.number else []
     words += ["--devices", gpus.devices] if gpus.devices else []
-    words += ["--forceall"] if given.force else []
-    words += ["--printshellcmds"] if given.verbose else []
-    words += ["--quiet", "all"] if given.quiet else []
+    words += ["--forceall"] if args.force else []
+    words += ["--printshellcmds"] if args.verbose else []
+    words += ["--quiet", "all"] if args.quiet else []
     return words
 
 

@@ -122,12 +122,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    given = arguments
-    runs = {kind: getattr(given, kind) for kind in KINDS if getattr(given, kind)}
-    keeps = not given.predictions_only
-    name = given.name or given.translated.resolve().name
-    write(given.translated, given.predictions, given.head, runs, given.output, name, keeps)
+def run(args: argparse.Namespace) -> None:
+    runs = {kind: getattr(args, kind) for kind in KINDS if getattr(args, kind)}
+    keeps = not args.predictions_only
+    name = args.name or args.translated.resolve().name
+    write(args.translated, args.predictions, args.head, runs, args.output, name, keeps)
 
 
 def write(
@@ -196,19 +195,19 @@ def _rows(translated: Path, predictions: Predictions) -> Iterator[Row]:
     # VirNucPro's second class is the virus; a head of ours may have it first.
     virus = predictions.classes.index(VIRUS) if VIRUS in predictions.classes else 1
     for block in scored(translated, predictions):
-        labels = [predictions.classes[place] for place in block.scores_NC.argmax(1)]
-        scores = (block.scores_NC[:, place].tolist() for place in (1 - virus, virus))
+        labels = [predictions.classes[column] for column in block.scores_NC.argmax(1)]
+        scores = (block.scores_NC[:, column].tolist() for column in (1 - virus, virus))
         yield from map(Row, block.fragments["id"].to_pylist(), labels, *scores)
 
 
 def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str, str]]]:
-    """Return which kinds of features an id lacks, and why.
+    """Return the kinds of features that each id lacks, with the reasons.
 
     Raises:
         UserError: when one is of a run that is none of `runs`.
     """
     kinds = {run: kind for kind, run in runs.items()}
-    found: dict[str, list[tuple[str, str]]] = {}
+    reasons_of: dict[str, list[tuple[str, str]]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in read_tsv(file):
             if (kind := kinds.get(Path(row["run"]))) is None:
@@ -216,8 +215,8 @@ def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str,
                     f"{path}: it names the run {row['run']}, which is not given; name with "
                     f"--{' and --'.join(KINDS)} the runs that were predicted from."
                 )
-            found.setdefault(row["id"], []).append((kind, row["reason"]))
-    return found
+            reasons_of.setdefault(row["id"], []).append((kind, row["reason"]))
+    return reasons_of
 
 
 def _refused(translated: Path) -> Iterator[tuple[str, str, str]]:
@@ -286,7 +285,7 @@ class Part:
         self._features = features.open(run, column, choosing=CHOOSING)
         self._index = Index(self._features)
 
-    def of(self, ids: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Matrix]:
+    def take(self, ids: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Matrix]:
         """Return which of `ids` (N) have a vector, and these in their order (rows, width)."""
         rows = self._index.rows_of(ids)
         has = rows != NOWHERE
@@ -334,8 +333,8 @@ def _write_features(
             ids = [row.id for row in islice(fragments, FRAGMENTS_A_FILE)]
             if not ids:
                 break
-            found = {kind: part.of(ids) for kind, part in parts.items()}
-            for kind, (has, vectors) in found.items():
+            vectors_of = {kind: part.take(ids) for kind, part in parts.items()}
+            for kind, (has, vectors) in vectors_of.items():
                 there = list(compress(ids, has))
                 _copy(sequences[kind], ids, folders[kind] / f"output_{number}.fa")
                 if kind == "nucleotides":
@@ -347,8 +346,8 @@ def _write_features(
                     data = [row.clone() for row in torch.from_numpy(vectors)]
                 _save(folders[kind], number, KINDS[kind].layout, there, data)
                 del data
-            has_all = np.logical_and.reduce([has for has, _ in found.values()])
-            both = [vectors[has_all[has]] for has, vectors in found.values()]
+            has_all = np.logical_and.reduce([has for has, _ in vectors_of.values()])
+            both = [vectors[has_all[has]] for has, vectors in vectors_of.values()]
             data = torch.from_numpy(np.concatenate(both, axis=1))
             _save(merged, number, MERGED, list(compress(ids, has_all)), data)
             num_written += len(ids)
@@ -385,10 +384,10 @@ def _text(path: Path) -> Iterator[TextIO]:
 def _remove_others(folder: Path, num_files: int) -> None:
     """Remove numbered files beyond `num_files`, and what was being written when it was killed."""
     for path in folder.glob("*") if folder.is_dir() else ():
-        found = NUMBERED.fullmatch(path.name)
+        match = NUMBERED.fullmatch(path.name)
         if BEGUN.match(path.name) and is_temporary(path):
             path.unlink()
-        elif found and int(found[1]) > num_files:
+        elif match and int(match[1]) > num_files:
             discard(path)
     with suppress(OSError):  # there is something in it, or it is not there
         folder.rmdir()

@@ -92,7 +92,7 @@ WITH_ATTENTION = b"\n"
 """Stands behind the residues of a protein whose attention is wanted."""
 CPU_SLACK = 1.1
 COPIES_OF_ATTENTION = 3
-"""Of a batch: as it is computed, as a column, and the column of the batch before."""
+"""Copies of a batch's attention: as computed, as a column, and the column of the batch before."""
 NUMBER_BYTES = {"float16": 2, "float32": 4}
 
 
@@ -135,8 +135,8 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """
     if CHECKPOINTS.is_esm_1(options.model):
         _refuse_beyond_positions(options, ESM_1V)
-    found: Iterator[Record] = esm2.records(inputs, options.of_esm2)
-    return _marked(found, options.attention_of) if options.attention_of else found
+    stream: Iterator[Record] = esm2.records(inputs, options.of_esm2)
+    return _marked(stream, options.attention_of) if options.attention_of else stream
 
 
 def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
@@ -144,10 +144,10 @@ def _refuse_beyond_positions(options: Options, architecture: Architecture) -> No
     refuse_beyond_positions(architecture, is_whole, options.max_residues, "truncate")
 
 
-def _marked(found: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
-    place = "options.attention_of"
-    wanted = Matcher(Path(place), {name: n for n, name in enumerate(names, 1)}, "protein")
-    for record in found:
+def _marked(stream: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
+    option = "options.attention_of"
+    wanted = Matcher(Path(option), {name: n for n, name in enumerate(names, 1)}, "protein")
+    for record in stream:
         if wanted.name_of(record.id) is None or record.reason:
             yield record
         else:
@@ -156,7 +156,7 @@ def _marked(found: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
     met = {accession(id) for id in wanted.id_of.values()}  # of an id that is named as well
     if strangers := [name for name in wanted.unmatched if name not in met]:
         raise UserError(
-            f"{place}: no protein of the inputs is called {clipped(strangers[0])!r}; write the id "
+            f"{option}: no protein of the inputs is called {clipped(strangers[0])!r}; write the id "
             "or the accession as the inputs have it, or take it out."
         )
 
@@ -273,12 +273,12 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
     assert weights is not None
     sizes = sizes_of(weights.metadata)
-    found = None
+    fitted = None
     if options.regression:
-        found = regression.read(Path(options.regression), sizes.num_layers, sizes.num_heads)
+        fitted = regression.read(Path(options.regression), sizes.num_layers, sizes.num_heads)
     elif options.needs_regression:
-        found = regression.of_weights(weights.path)
-    watch = Watch(sizes.num_layers, sizes.num_heads, found)
+        fitted = regression.of_weights(weights.path)
+    watch = Watch(sizes.num_layers, sizes.num_heads, fitted)
     network = esm2.load(options.of_esm2, devices, weights, watch.backend)
     return Model(network.encoder, watch, options, network.backend)
 
@@ -338,8 +338,8 @@ def run(model: Model, batch: Batch) -> Result:
     num_bytes = 4 * sum(len(letters) ** 2 for letters in batch.proteins)
     contacts = watch.contacts() if model.options.needs_regression else iter(())
     maps = iter(watch.attention())
-    found = [next(maps) if is_seen else None for is_seen in batch.is_seen]
-    attentions = [each if each is None else each.numpy() for each in found]
+    of_sequences = [next(maps) if is_seen else None for is_seen in batch.is_seen]
+    attentions = [each if each is None else each.numpy() for each in of_sequences]
     return Result(Transfer(contacts, Slabs(num_bytes, 1)), batch.proteins, attentions)
 
 

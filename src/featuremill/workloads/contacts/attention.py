@@ -35,7 +35,7 @@ class Sums(NamedTuple):
     weighted_LL: Tensor
     """The heads' probabilities, each times its weight, special tokens included."""
     margins_NHL: Tensor
-    """Of each residue, the sum of its row and its column."""
+    """The sum of the row and the column of each residue."""
 
     def to(self, device: torch.device) -> Sums:
         """Return the same on `device`, by way of the host."""
@@ -88,15 +88,15 @@ class Watch:
         if self._sums and self._sums[0].weighted_LL.device != device:
             self._sums = [sums.to(device) for sums in self._sums]
         parts = [slice(*bounds) for bounds in zip(pack.bounds, pack.bounds[1:], strict=False)]
-        every = [tiles.of(number, part, device.type) for number, part in enumerate(parts)]
+        every = [tiles.cut(number, part, device.type) for number, part in enumerate(parts)]
         columns = [
             torch.zeros(len(some), qkv_T3Hd.shape[2], part.stop - part.start, device=device)
             for some, part in zip(every, parts, strict=True)
         ]
 
         def attend_tile(tile: Tile) -> None:
-            part = parts[tile.number]
-            self._attend(qkv_T3Hd[part], context_THd[part], tile, columns[tile.number])
+            part = parts[tile.sequence]
+            self._attend(qkv_T3Hd[part], context_THd[part], tile, columns[tile.sequence])
 
         _each(attend_tile, [tile for some in every for tile in some], device)
         for sums, columns_KHL in zip(self._sums, columns, strict=False):
@@ -126,15 +126,15 @@ class Watch:
             if not self._maps or first >= last:
                 continue
             own_hRL = found_hRL[:, inner, 1:-1]
-            if (maps := self._maps[tile.number]) is not None:
+            if (maps := self._maps[tile.sequence]) is not None:
                 maps[self._layer, heads, residues] = own_hRL.to(maps.dtype).cpu()
             if self._regression is not None:
                 weights_h = self._weights_on(found_hRL.device)[self._layer, heads]
-                sums = self._sums[tile.number]
+                sums = self._sums[tile.sequence]
                 weighted = sums.weighted_LL[rows].view(-1)
                 weighted.addmv_(found_hRL.view(len(found_hRL), -1).t(), weights_h)
                 sums.margins_NHL[self._layer, heads, residues] = own_hRL.sum(-1)
-                columns_KHL[tile.place, heads, 1:-1] = own_hRL.sum(1)
+                columns_KHL[tile.number, heads, 1:-1] = own_hRL.sum(1)
 
     def _weights_on(self, device: torch.device) -> Tensor:
         """Return the regression's weights on `device`, copied there once."""
@@ -158,13 +158,13 @@ class Watch:
                 yield self._contacts(sums.pop(number))
             return
         # Each in one lane: several threads at one product would round by their number.
-        found: dict[int, Tensor] = {}
+        map_of: dict[int, Tensor] = {}
 
         def finish(number: int) -> None:
-            found[number] = self._contacts(sums.pop(number))
+            map_of[number] = self._contacts(sums.pop(number))
 
         lanes.each(finish, list(sums))
-        yield from (found[number] for number in sorted(found))
+        yield from (map_of[number] for number in sorted(map_of))
 
     def _contacts(self, sums: Sums) -> Tensor:
         assert self._regression is not None

@@ -16,9 +16,9 @@ from featuremill.workloads.contacts.options import Options
 PAIRS = "contacts"
 """The column by which the output `contacts_tsv` finds its rows."""
 MAP = "contact_map"
-"""The same for `contacts_h5`: L lists of L probabilities."""
+"""The column of `contacts_h5`: L lists of L probabilities."""
 ATTENTION = "attention"
-"""The same for `attention_h5`: layers of heads of L × L probabilities; empty for most proteins."""
+"""The column of `attention_h5`: layers of heads of L × L probabilities; empty for most proteins."""
 PAIR = pa.struct(
     {
         "i": pa.int32(),
@@ -29,7 +29,7 @@ PAIR = pa.struct(
     }
 )
 MOST_NUMBERS = 2**31 - 1
-"""Of one column in one batch: Arrow counts them so."""
+"""The numbers of a column in a batch, at most: Arrow's offsets are int32."""
 Map = npt.NDArray[np.float32]
 """Probabilities, residues × residues."""
 Attention = npt.NDArray[Any]
@@ -65,8 +65,8 @@ def batch(
     if options.attention_of:
         arrays.append(_attentions(attentions, options))
     values = pa.RecordBatch.from_arrays(arrays, schema=schema(options))
-    found = zip(maps or attentions, attentions, strict=True)
-    wrong = [None if _are_finite(*each) else NOT_FINITE.reason() for each in found]
+    pairs = zip(maps or attentions, attentions, strict=True)
+    wrong = [None if _are_finite(*each) else NOT_FINITE.reason() for each in pairs]
     return values.append_column("reason", pa.array(wrong, pa.string())) if any(wrong) else values
 
 
@@ -74,13 +74,13 @@ def _are_finite(*matrices: Map | Attention | None) -> bool:
     return all(np.isfinite(each).all() for each in matrices if each is not None)
 
 
-def pairs_of(found: Map, options: Options) -> tuple[Any, Any, Any]:
-    """Return i, j (from 0) and the probabilities of the pairs to list, the likeliest first."""
-    first, second = np.triu_indices(len(found), options.min_separation)
-    of_pair = found[first, second]
+def pairs_of(map_LL: Map, options: Options) -> tuple[Any, Any, Any]:
+    """Return i, j (from 0) and the probability of each listed pair, the likeliest first."""
+    first, second = np.triu_indices(len(map_LL), options.min_separation)
+    of_pair = map_LL[first, second]
     order = np.argsort(-of_pair, kind="stable")
     if options.pairs == "top":
-        most = min(options.pairs_per_residue * len(found), len(order))
+        most = min(options.pairs_per_residue * len(map_LL), len(order))
         order = order[: max(1, round(most))]
     else:
         order = order[: np.count_nonzero(of_pair >= options.min_probability)]
@@ -88,7 +88,7 @@ def pairs_of(found: Map, options: Options) -> tuple[Any, Any, Any]:
 
 
 def _pairs(proteins: Sequence[bytes], maps: Sequence[Map], options: Options) -> pa.Array:
-    every = [pairs_of(found, options) for found in maps]
+    every = [pairs_of(map_LL, options) for map_LL in maps]
     letters = [np.frombuffer(protein, "S1").astype("U1") for protein in proteins]
     sides = [[pair[side] for pair in every] for side in (0, 1)]
     columns = [
@@ -145,5 +145,5 @@ def stack(row: pa.ListScalar) -> npt.NDArray[Any]:
     heads = layers.flatten()
     flat = heads.flatten().to_numpy()
     side = round((len(flat) / len(heads)) ** 0.5)
-    found: npt.NDArray[Any] = flat.reshape(len(layers), -1, side, side)
-    return found
+    stacked: npt.NDArray[Any] = flat.reshape(len(layers), -1, side, side)
+    return stacked

@@ -14,11 +14,11 @@ from featuremill.workloads.contacts.columns import PAIRS
 from featuremill.workloads.scores.first_proteins import figures_of
 
 MOST_PAIRS = 3000
-"""Of one protein, so that a page stays small."""
+"""The pairs of one protein, at most, so that a page stays small."""
 SIDE_PIXELS = 360
 """As wide as a phone shows."""
 LEAST_PIXELS = 2.0
-"""Of a mark: a residue of a long protein is narrower than a pixel."""
+"""The size of a mark in pixels, at least: a residue of a long protein is narrower than a pixel."""
 MOST_LETTERS = 40
 RAMP = ["--card", "--first"]
 """Colours of the probabilities 0 and 1."""

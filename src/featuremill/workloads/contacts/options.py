@@ -68,13 +68,13 @@ class Options(TableOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_the_file_beside(cls, given: Any) -> Any:
+    def _with_the_file_beside(cls, raw: Any) -> Any:
         """Name the regression that lies beside the weights, so that its content counts."""
-        if not isinstance(given, dict) or given.get("regression"):
-            return given
-        wants_none = given.get("pairs") == "none" and given.get("maps") is False
-        beside = sources.beside(str(given.get("model")))
-        return given if wants_none or beside is None else given | {"regression": str(beside)}
+        if not isinstance(raw, dict) or raw.get("regression"):
+            return raw
+        wants_none = raw.get("pairs") == "none" and raw.get("maps") is False
+        beside = sources.beside(str(raw.get("model")))
+        return raw if wants_none or beside is None else raw | {"regression": str(beside)}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -42,17 +42,17 @@ def of_tensors(tensors: Mapping[str, Tensor], sizes: Sizes, where: str) -> Regre
     Raises:
         UserError: it is not of that network; `where` is the file's path.
     """
-    found = [
+    parts = [
         tensor
         for part in PARTS
         for key, tensor in tensors.items()
         if isinstance(key, str) and key.endswith(f"{THEIRS}{part}")
     ]
-    return _of(found, sizes.num_layers, sizes.num_heads, where) if found else None
+    return _of(parts, sizes.num_layers, sizes.num_heads, where) if parts else None
 
 
-def _of(found: list[Tensor], num_layers: int, num_heads: int, where: str) -> Regression:
-    numbers = [tensor.numel() for tensor in found]
+def _of(parts: list[Tensor], num_layers: int, num_heads: int, where: str) -> Regression:
+    numbers = [tensor.numel() for tensor in parts]
     if numbers != [num_layers * num_heads, 1]:
         has = " and ".join(f"{number:,}" for number in numbers)
         raise UserError(
@@ -60,7 +60,7 @@ def _of(found: list[Tensor], num_layers: int, num_heads: int, where: str) -> Reg
             f"{num_layers * num_heads:,} ({num_layers} layers × {num_heads} heads) and 1; give the "
             "regression of this network."
         )
-    weight, bias = (tensor.detach().float() for tensor in found)
+    weight, bias = (tensor.detach().float() for tensor in parts)
     if not all(torch.isfinite(tensor).all() for tensor in (weight, bias)):
         raise UserError(f"{where}: a number of its regression is not finite; fetch it again.")
     return Regression(weight.reshape(num_layers, num_heads), bias.reshape(()))
@@ -96,20 +96,20 @@ def _tensors(path: Path) -> Mapping[str, Tensor]:
             f"{path}: this regression cannot be read ({reason}); fetch it again."
         ) from None
     tensors = raw.get("model", raw) if isinstance(raw, dict) else {}
-    found = tensors.items() if isinstance(tensors, dict) else ()
-    return {key: value for key, value in found if isinstance(value, Tensor)}
+    items = tensors.items() if isinstance(tensors, dict) else ()
+    return {key: value for key, value in items if isinstance(value, Tensor)}
 
 
-def added(checkpoint: Checkpoint, found: Regression) -> Checkpoint:
+def added(checkpoint: Checkpoint, regression: Regression) -> Checkpoint:
     """Return a checkpoint whose converted file also has the regression."""
-    tensors = dict(zip(PARTS, found, strict=True))
+    tensors = dict(zip(PARTS, regression, strict=True))
     entries = [
         Entry(f"{OURS}{part}", (), tuple(tensor.shape), keeps_type=True)
         for part, tensor in tensors.items()
     ]
-    made = {f"{OURS}{part}": tensor for part, tensor in tensors.items()}
+    added = {f"{OURS}{part}": tensor for part, tensor in tensors.items()}
     return checkpoint._replace(
-        made={**checkpoint.made, **made}, entries=[*checkpoint.entries, *entries]
+        added={**checkpoint.added, **added}, entries=[*checkpoint.entries, *entries]
     )
 
 

@@ -36,7 +36,7 @@ __all__ = [
     "refuse_missing",
 ]
 LAYOUT = "esm2-contacts-1"
-"""Of all networks; it is called after the first."""
+"""The layout of the weights of all networks, named after the first of them."""
 NAMES = (*of_esm2.bundled_names(), *of_esm2.PUBLISHED, *ESM_1.published)
 URL = "https://dl.fbaipublicfiles.com/fair-esm/regression/{name}-contact-regression.pt"
 """The address that fair-esm's own `esm.pretrained` uses."""
@@ -46,10 +46,10 @@ log = logging.getLogger("featuremill.weights")
 
 
 def beside(model: str) -> Path | None:
-    """Return the regression that lies beside the `.pt` that `model` is, as fair-esm has it."""
+    """Return the regression beside the `.pt` file `model`, named as fair-esm names it."""
     path = Path(model).expanduser()
-    found = _beside(path)
-    return found if path.suffix == ".pt" and found.is_file() else None
+    path_beside = _beside(path)
+    return path_beside if path.suffix == ".pt" and path_beside.is_file() else None
 
 
 def _beside(path: Path) -> Path:
@@ -91,8 +91,8 @@ def refuse_missing(model: str) -> None:
 
 def locate(model: str) -> Checkpoint:
     """Return the place of the checkpoint of `model`, also before its download."""
-    found: Checkpoint = _sources(model).locate(model)
-    return found
+    checkpoint: Checkpoint = _sources(model).locate(model)
+    return checkpoint
 
 
 def weights_ahead(model: str) -> Weights:
@@ -109,16 +109,16 @@ def convert(source: Checkpoint, path: Path) -> Converted:
 
     its = _sources(source.name if source.kind == "published" else str(source.path))
     opened = its.read(source)
-    found = None
+    pairs_weights = None
     if opened.sizes.architecture is not ESM_1V:
-        found = regression.of_tensors(opened.tensors, opened.sizes, str(source.path))
-        if found is None and source.kind == "published":
-            found = _downloaded(source, opened.sizes.num_layers, opened.sizes.num_heads)
-    if found is not None:
-        opened = regression.added(opened, found)
-    made: Converted = its.write(source, opened, path)
-    metadata = made.metadata | {HAS_REGRESSION: "yes" if found else "no"}
-    return made._replace(metadata=metadata)
+        pairs_weights = regression.of_tensors(opened.tensors, opened.sizes, str(source.path))
+        if pairs_weights is None and source.kind == "published":
+            pairs_weights = _downloaded(source, opened.sizes.num_layers, opened.sizes.num_heads)
+    if pairs_weights is not None:
+        opened = regression.added(opened, pairs_weights)
+    converted: Converted = its.write(source, opened, path)
+    metadata = converted.metadata | {HAS_REGRESSION: "yes" if pairs_weights else "no"}
+    return converted._replace(metadata=metadata)
 
 
 def _downloaded(source: Checkpoint, num_layers: int, num_heads: int) -> Regression:

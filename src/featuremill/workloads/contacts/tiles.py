@@ -10,26 +10,26 @@ from typing import NamedTuple
 TILE_BYTES = {"cpu": 2**20, "cuda": 2**26}
 """Probabilities that are computed at once, of one lane: on a CPU a core's cache holds them."""
 MOST_TILES = 32
-"""Of one sequence, as each has sums of columns of its own."""
+"""The tiles of a sequence, at most, as each tile has sums of columns of its own."""
 
 
 class Tile(NamedTuple):
     """Some rows of a sequence."""
 
+    sequence: int
+    """The number of the sequence in its pack."""
     number: int
-    """Of the sequence in its pack."""
-    place: int
-    """Of the tile in its sequence."""
+    """The number of the tile in its sequence."""
     rows: slice
 
 
-def of(number: int, part: slice, kind: str) -> list[Tile]:
-    """Return the tiles of a sequence, which is that part of its pack, on a device of that kind."""
+def cut(sequence: int, part: slice, kind: str) -> list[Tile]:
+    """Return the tiles of a sequence, the `part` of its pack, for a `kind` of device."""
     length = part.stop - part.start
     step = max(1, TILE_BYTES[kind] // (4 * length), -(-length // MOST_TILES))
     return [
-        Tile(number, place, slice(start, min(start + step, length)))
-        for place, start in enumerate(range(0, length, step))
+        Tile(sequence, number, slice(start, min(start + step, length)))
+        for number, start in enumerate(range(0, length, step))
     ]
 
 

@@ -98,7 +98,7 @@ USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends, its config says no more, and its authors do
 not compute records whole."""
 MOST_TOKENS = 4096
-"""Of a record, where tokens have any length and the config sets no limit."""
+"""The tokens of a record, at most, where the vocabulary and the config set no limit."""
 NO_BASES = b"EFILPQ"
 """Residues whose letters stand for no base, known or not."""
 PAIRING = ("bert", "t5")
@@ -139,14 +139,14 @@ def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
     # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
     passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
     kind, is_causal = facts.config["model_type"], facts.architecture.is_causal
-    words = vocabulary.of(folder, kind, options.prefix, passes_rare, is_causal, options.chat)
+    words = vocabulary.load(folder, kind, options.prefix, passes_rare, is_causal, options.chat)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
             f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
         )
     if options.alphabet == "contigs" and words.has_small_bases:
-        strands = [vocabulary.of(folder, kind, prefix).first for prefix in ("<+>", "<->")]
+        strands = [vocabulary.load(folder, kind, prefix).first for prefix in ("<+>", "<->")]
         ids = {byte: id for byte, (id,) in zip(joined.STRANDS, strands, strict=True)}
         words = joined.with_joints(words._replace(first=()), ids)
     reads_pairs = kind in PAIRING and words.is_by_letter and not words.is_of_structure
@@ -164,10 +164,10 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     if options.alphabet == "texts":
         yield from texts.read(inputs, options, words, facts.trained_tokens)
         return
-    found = _spelled(inputs, options, words)
+    stream = _spelled(inputs, options, words)
     if options.structures:
-        found = structures.added(found, structures.read(options, options.id_column))
-    checked = _checked(found, options, facts, words)
+        stream = structures.added(stream, structures.read(options, options.id_column))
+    checked = _checked(stream, options, facts, words)
     if joined.joints_of(options):
         yield from joined.split(checked, options)
     elif options.regions:
@@ -177,10 +177,10 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Iterator[Record]:
-    """Yield the records of `inputs` in the letters that a network's vocabulary has."""
+    """Yield the records of `inputs`, cleaned to the letters of the network's vocabulary."""
     if options.alphabet == "contigs":
-        found = spelled(inputs, maker(contigs.clean), options, fasta.__name__, contigs.of_entry)
-        return contigs.fitted(found, options)
+        elements = spelled(inputs, maker(contigs.clean), options, fasta.__name__, contigs.of_entry)
+        return contigs.fitted(elements, options)
     if options.paired:
         return pairs.read(inputs, options)
     if words.is_of_structure:
@@ -405,12 +405,12 @@ def options_of_model(model: str) -> Options:
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return what the folder's config tells of the encoder; nothing is hashed."""
+    """Return the sizes of the encoder by its config; no file is hashed."""
     from featuremill.workload import Weights
 
     folder = place_of(options.model)
-    told = memory.size_told(folder)._asdict()
-    return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
+    size = memory.size_told(folder)._asdict()
+    return Weights(folder.name, folder, "", {name: str(number) for name, number in size.items()})
 
 
 def _size(weights: Weights) -> memory.Size:
@@ -479,16 +479,16 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     ]
     longest = max(map(len, tokens))
     if model.max_tokens is not None and longest > model.max_tokens:
-        told = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"
-        raise RecordFailed("length", told)
+        detail = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"
+        raise RecordFailed("length", detail)
     groups = padding.groups(tokens, words, batch_cost)
     if model.options.regions or model.options.parts:
         spans = [
             [
-                padding.Region(place, *each.tokens, each.tokens == (0, len(each.letters)))
-                for place, each in ((place, parts[place]) for place in places)
+                padding.Region(index, *each.tokens, each.tokens == (0, len(each.letters)))
+                for index, each in ((index, parts[index]) for index in indices)
             ]
-            for places in together
+            for indices in together
         ]
         groups = [group.of_regions(spans, len(words.first)) for group in groups]
         num_own = [joined.num_own(each, model.options) for each in parts]

@@ -33,8 +33,7 @@ MOSAIC_NAME = "mlp.gated_layers"
 """Each tells a MosaicBERT from a BERT, which it calls itself: in its config, among its names."""
 GATED_SIGN = "add_bias_fnn"
 GATED_NAME = "encoder.layer.0.intermediate.dense.weight"
-"""The same of an ESM with a gated feed-forward part: in its config, and the weight that has twice
-as many rows."""
+"""The marks of an ESM with gated feed-forward layers: a config key, a weight of twice the rows."""
 IDLE = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
 """Tables that checkpoints of older releases hold, and that any network makes for itself."""
 OLD_NAMES = (
@@ -66,7 +65,7 @@ class Architecture(NamedTuple):
 
     name: str
     prefix: str
-    """Of the encoder's names in a checkpoint with heads."""
+    """The prefix of the encoder's names in a checkpoint with heads."""
     heads: tuple[str, ...]
     """What checkpoints have besides the encoder, by the beginnings of names."""
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None
@@ -91,14 +90,14 @@ class Architecture(NamedTuple):
 
 
 def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any]:
-    """Return what builds one of transformers' own classes; code in the folder is never run."""
+    """Return a function that builds a class of transformers; code in the folder never runs."""
 
     def build(config: Mapping[str, Any]) -> Any:
         import transformers
 
-        made = transformers.CONFIG_MAPPING[model_type].from_dict(dict(config))
-        made._attn_implementation = ATTENTION  # whatever the config was saved with
-        return getattr(transformers, model)(made, **more)
+        own_config = transformers.CONFIG_MAPPING[model_type].from_dict(dict(config))
+        own_config._attn_implementation = ATTENTION  # whatever the config was saved with
+        return getattr(transformers, model)(own_config, **more)
 
     return build
 
@@ -173,12 +172,12 @@ def _glm2_trained(_: Mapping[str, Any]) -> int | None:
 
 
 def _t5_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a T5's tensors with its table of tokens under both of its names."""
-    found = dict(tensors)
-    for one, other in (T5_TABLES, T5_TABLES[::-1]):
-        if other in found:
-            found.setdefault(one, found[other])
-    return found
+    """Return the tensors of a T5 with its embedding table under both of its names."""
+    named = dict(tensors)
+    for name, twin in (T5_TABLES, T5_TABLES[::-1]):
+        if twin in named:
+            named.setdefault(name, named[twin])
+    return named
 
 
 def _bert_positions(config: Mapping[str, Any]) -> int | None:
@@ -311,7 +310,8 @@ class Facts(NamedTuple):
     num_layers: int
     width: int
     max_tokens: int | None
-    """Of a sequence, special ones included; None where nothing in the network ends."""
+    """The tokens of a sequence, at most, special ones included; None where the network has no
+    limit."""
     trained_tokens: int | None
     """As many as it was trained with, where that is not `max_tokens` and is known."""
 
@@ -367,17 +367,17 @@ def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def _why_not(config: Mapping[str, Any]) -> str:
-    """Return why a network that is not among the known ones is not computed; "" where it is."""
+    """Return why an unknown network is not supported; "" for one that is."""
     own = "write a workload for it (docs/your-workload.md), or take an encoder"
     name = config["model_type"].lower()
     if name == "esmc":
         return "an ESM C, which is computed by workload: esmc"
     if name in PACKAGES_OF_THEIR_OWN:
         return f"and its network is in its authors' package alone; {own}"
-    found = decoders.why_not(config)
-    if found is None:
+    reason = decoders.why_not(config)
+    if reason is None:
         return f"and known ones are {', '.join(KNOWN)}, and transformers' causal networks"
-    return found and f"{found}; give a causal one, or one of {', '.join(KNOWN)}"
+    return reason and f"{reason}; give a causal one, or one of {', '.join(KNOWN)}"
 
 
 def _by_its_weights(facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
@@ -454,11 +454,11 @@ def _filled(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> torch.
             f"{folder / CONFIG}: no {name} can be made of it ({one_line(str(error))[:200]}); take "
             "the config of the model."
         ) from None
-    told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
-    if told:
+    details = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
+    if details:
         raise UserError(
             f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
-            f"({'; '.join(told)}); give a folder in which the two belong together."
+            f"({'; '.join(details)}); give a folder in which the two belong together."
         )
     return network
 
@@ -469,27 +469,27 @@ def _fitted(
     tensors: Mapping[str, Tensor],
     build: Callable[[Mapping[str, Any]], torch.nn.Module],
 ) -> tuple[torch.nn.Module, dict[str, set[str]]]:
-    """Return the network of a config with its weights, or without any where a tensor is missing,
-    unexpected or of another shape; and which are."""
+    """Return the network of a config, and its missing, unexpected and wrongly shaped tensors. It
+    has its weights if there are none of these."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
         network = build(facts.config)
     heads = facts.architecture.heads
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = _renamed(folder, facts, tensors)
+    renamed = _renamed(folder, facts, tensors)
     idle = {FREQUENCIES, *(name for name in expected if name.startswith(heads))}
     problems = {
-        "missing": expected.keys() - found.keys() - idle,
-        "unexpected": found.keys() - expected.keys(),
+        "missing": expected.keys() - renamed.keys() - idle,
+        "unexpected": renamed.keys() - expected.keys(),
         "of another shape": {
             f"{name} {tuple(tensor.shape)} for {expected[name]}"
-            for name, tensor in found.items()
+            for name, tensor in renamed.items()
             if tuple(tensor.shape) != expected.get(name, tuple(tensor.shape))
         },
     }
     if not any(problems.values()):
-        network.load_state_dict(found, strict=False, assign=True)
+        network.load_state_dict(renamed, strict=False, assign=True)
     return network, problems
 
 
@@ -523,8 +523,7 @@ def _settle(folder: Path, encoder: Encoder, tokens_T: Tensor, dtype: torch.dtype
 
 @contextlib.contextmanager
 def _wide(network: torch.nn.Module) -> Iterator[None]:
-    """Have a network compute in fp32. Of weights that are narrower, one product at a time is made
-    wide, and becomes narrow again behind it."""
+    """Make a network compute in fp32: narrower weights are cast for one product at a time."""
     import torch
 
     kept: dict[torch.nn.Module, list[Tensor]] = {}
@@ -534,7 +533,7 @@ def _wide(network: torch.nn.Module) -> Iterator[None]:
         kept[module] = [parameter.data for parameter in parameters]
         for parameter in parameters:
             parameter.data = parameter.data.float()
-        return tuple(one.float() if one.is_floating_point() else one for one in inputs)
+        return tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs)
 
     def restore(module: torch.nn.Module, _: Any, output: Tensor) -> Tensor:
         for parameter, data in zip(module.parameters(recurse=False), kept.pop(module), strict=True):
@@ -554,9 +553,9 @@ def _wide(network: torch.nn.Module) -> Iterator[None]:
 
 
 def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the encoder's tensors, without heads, under the names that they have today."""
+    """Return the tensors of the encoder, without heads, under their present names."""
     prefix, heads = facts.architecture.prefix, facts.architecture.heads
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(prefix)
         if bare.startswith(heads) or IDLE.search(bare):
@@ -565,15 +564,15 @@ def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[
             bare = old.sub(new, bare)
         if ROTARY.fullmatch(bare):
             bare = FREQUENCIES
-            if bare in found and not bool((found[bare] == tensor).all()):
+            if bare in renamed and not bool((renamed[bare] == tensor).all()):
                 raise UserError(
                     f"{folder}: its layers differ in their rotary frequencies; give another "
                     "network."
                 )
-        found[bare] = tensor
+        renamed[bare] = tensor
     if facts.architecture.prefix == ESM.prefix and facts.max_tokens is None:
-        found.pop(POSITIONS, None)
-    return facts.architecture.named(found)
+        renamed.pop(POSITIONS, None)
+    return facts.architecture.named(renamed)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -667,12 +666,12 @@ class Encoder:
             else:
                 mask = None if is_token_BT is None else is_token_BT.long()
                 is_last_only = set(wanted) == {self.num_layers}
-                found = self.network(
+                output = self.network(
                     input_ids=tokens_BT, attention_mask=mask, output_hidden_states=not is_last_only
                 )
                 if is_last_only:
-                    return {self.num_layers: found.last_hidden_state.float()}
-                states = (*found.hidden_states[:-1], found.last_hidden_state)
+                    return {self.num_layers: output.last_hidden_state.float()}
+                states = (*output.hidden_states[:-1], output.last_hidden_state)
         assert len(states) == self.num_layers + 1
         bring = self._copies.bring
         return {layer: bring(states[layer].float(), self.device) for layer in wanted}

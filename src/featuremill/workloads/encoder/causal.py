@@ -39,27 +39,27 @@ half alone and with the other half behind it."""
 def filled(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[torch.nn.Module, dict[str, set[str]]]:
-    """Return the network of a folder's config with its weights in the widest number type of these;
-    and which tensors are missing, unexpected or of another shape."""
+    """Return the network of a config with its weights in their widest number type, and the names of
+    missing, unexpected and wrongly shaped tensors."""
     import torch
     import transformers
 
-    made = decoders.made(config)
-    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
-    made._attn_implementation = _attention_of(kind, made)
-    made.use_cache = False
-    given = decoders.named(tensors)
+    own_config = decoders.transformers_config(config)
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(own_config)]
+    own_config._attn_implementation = _attention_of(kind, own_config)
+    own_config.use_cache = False
+    named_tensors = decoders.named(tensors)
     widest = torch.float16
-    for tensor in given.values():
+    for tensor in named_tensors.values():
         if tensor.is_floating_point():
             widest = torch.promote_types(widest, tensor.dtype)
     loud = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
-        whole, told = kind.from_pretrained(
+        whole, loading = kind.from_pretrained(
             None,
-            config=made,
-            state_dict=given,
+            config=own_config,
+            state_dict=named_tensors,
             dtype=widest,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -71,11 +71,11 @@ def filled(
     network: torch.nn.Module = whole.base_model
     own = next(f"{name}." for name, module in whole.named_modules() if module is network)
     return network, {
-        "missing": {name for name in told["missing_keys"] if name.startswith(own)},
-        "unexpected": {name for name in told["unexpected_keys"] if not name.startswith(HEADS)},
+        "missing": {name for name in loading["missing_keys"] if name.startswith(own)},
+        "unexpected": {name for name in loading["unexpected_keys"] if not name.startswith(HEADS)},
         "of another shape": {
-            f"{name} {tuple(found)} for {tuple(wanted)}"
-            for name, found, wanted in told["mismatched_keys"]
+            f"{name} {tuple(shape)} for {tuple(wanted)}"
+            for name, shape, wanted in loading["mismatched_keys"]
             if name.startswith(own)
         },
     }
@@ -89,23 +89,23 @@ class Counted(NamedTuple):
     others: int
     """All others, without the head: experts are one tensor, and no module."""
     head: int
-    """Those of the head; 0 where it is the embedding."""
+    """The numbers of the head; 0 where it is the embedding."""
     lays_out_scores: bool
     """Whether attention goes by the plain sums, which have all scores at once."""
 
 
 def counted(config: Mapping[str, Any]) -> Counted:
-    """Return the size of the network of a folder's config, which gets no memory."""
+    """Return the size of the network of a config, without allocating memory for it."""
     import torch
     import transformers
     from transformers.pytorch_utils import Conv1D
 
-    made = decoders.made(config)
-    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    own_config = decoders.transformers_config(config)
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(own_config)]
     with torch.device("meta"):
-        whole = kind(made)
+        whole = kind(own_config)
     head = whole.get_output_embeddings()
-    is_tied = head is None or bool(made.tie_word_embeddings)
+    is_tied = head is None or bool(own_config.tie_word_embeddings)
     heads = 0 if is_tied else sum(each.numel() for each in head.parameters())
     every = sum(each.numel() for each in {*whole.parameters()}) - heads
     products = sum(
@@ -113,12 +113,12 @@ def counted(config: Mapping[str, Any]) -> Counted:
         for each in whole.modules()
         if isinstance(each, torch.nn.Linear | Conv1D) and each is not head
     )
-    return Counted(products, every - products, heads, _attention_of(kind, made) == PLAIN)
+    return Counted(products, every - products, heads, _attention_of(kind, own_config) == PLAIN)
 
 
-def _attention_of(kind: Any, made: Any) -> str:
-    """Return transformers' name for the attention of a kind of network: the one below where it
-    takes any, else torch's own or the plain sums."""
+def _attention_of(kind: Any, own_config: Any) -> str:
+    """Return the name of the attention for a kind of network: ours if it takes any, else SDPA or
+    eager."""
     import transformers
     from transformers.masking_utils import sdpa_mask
 
@@ -126,7 +126,7 @@ def _attention_of(kind: Any, made: Any) -> str:
     transformers.AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     is_torch_s = kind._supports_sdpa
     if kind._supports_attention_backend and (
-        is_torch_s or getattr(made, "attn_logit_softcapping", None)
+        is_torch_s or getattr(own_config, "attn_logit_softcapping", None)
     ):
         return ATTENTION
     return "sdpa" if is_torch_s else PLAIN
@@ -147,8 +147,8 @@ def tried(compute: Callable[[], Result]) -> Result:
     except Exception as error:  # whatever a network does with what it is given
         if is_out_of_memory(error) or is_device_error(error):
             raise
-        told = f"{type(error).__name__}: {one_line(str(error))[:200]}"
-        raise NotProven(f"it fails at an example ({told})") from None
+        detail = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+        raise NotProven(f"it fails at an example ({detail})") from None
 
 
 def prove(encoder: Any, tokens_T: Tensor) -> None:
@@ -195,10 +195,10 @@ def _attention(
 
     query_BHTD, key_BKTD = query_BHTD.to(value_BKTD.dtype), key_BKTD.to(value_BKTD.dtype)
     if softcap is None:
-        found: tuple[Tensor, None] = sdpa_attention_forward(
+        output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query_BHTD, key_BKTD, value_BKTD, attention_mask, **more
         )
-        return found
+        return output
     return _bent(query_BHTD, key_BKTD, value_BKTD, attention_mask, softcap, more["scaling"]), None
 
 

@@ -83,15 +83,16 @@ def _read(folder: Path) -> str:
     if (folder / JINJA).exists():
         return (folder / JINJA).read_text("utf-8")
     in_files = (_settings(folder / name).get("chat_template") for name in (CONFIG, OF_PROCESSOR))
-    if not (found := next(filter(None, in_files), None)):
+    if not (template := next(filter(None, in_files), None)):
         raise UserError(
             f"{folder}: this model has no chat template (chat_template in {CONFIG}, {JINJA} or "
             f"{OF_PROCESSOR}); take one that follows instructions, or set chat: false to give it "
             "each text as it is."
         )
-    if isinstance(found, str):
-        return found
-    named = found if isinstance(found, dict) else {each["name"]: each["template"] for each in found}
+    if isinstance(template, str):
+        return template
+    is_by_name = isinstance(template, dict)
+    named = template if is_by_name else {each["name"]: each["template"] for each in template}
     if "default" not in named:
         raise UserError(
             f"{folder}: this model has several chat templates ({', '.join(sorted(named))}), none "
@@ -136,16 +137,16 @@ def _refusing(folder: Path) -> Iterator[None]:
 
 
 def opened(folder: Path, is_answered: bool = False) -> PreTrainedTokenizerFast:
-    """Return transformers' tokenizer of a folder, with its chat template as `template_of` has it.
+    """Return the tokenizer of a folder, with its chat template as `template_of` returns it.
 
     Raises:
         UserError: as `tokenizer_of` and `template_of` do.
     """
-    found = tokenizer_of(folder)
-    found.chat_template = template_of(folder, is_answered)
+    tokenizer = tokenizer_of(folder)
+    tokenizer.chat_template = template_of(folder, is_answered)
     with _refusing(folder):  # with the special tokens that the tokenizer has
-        tokens(found, TRIAL)
-    return found
+        tokens(tokenizer, TRIAL)
+    return tokenizer
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
@@ -157,42 +158,42 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        found = AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
+        why = " ".join(str(error).split())[:200].rstrip(".")
         raise UserError(
-            f"{folder}: transformers cannot load its tokenizer ({said}); download the folder again."
+            f"{folder}: transformers cannot load its tokenizer ({why}); download the folder again."
         ) from None
-    if not isinstance(found, PreTrainedTokenizerFast):
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(
             f"{folder}: its tokenizer is of the slow kind, which is not used here; give a folder "
             "with a tokenizer.json."
         )
-    return found
+    return tokenizer
 
 
 def tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return the ids of a text as the message of a user, up to where the reply would begin. What
-    looks like a control token in the text stays text."""
-    found = tokenizer.apply_chat_template(
+    """Return the token ids of a text as a message of the user, up to the start of the reply.
+    Control tokens in the text are encoded as text."""
+    encoding = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}],
         add_generation_prompt=True,
         sanitize_control_tokens=True,
     )
-    return list(found["input_ids"])
+    return list(encoding["input_ids"])
 
 
-def in_common(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """Return what both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return list(one[: next((number for number, pair in pairs if pair[0] != pair[1]), 0)])
+def in_common(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Return the common prefix of two sequences."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return list(first[: next((number for number, pair in pairs if pair[0] != pair[1]), 0)])
 
 
 def _without_clock(template: str) -> str:
     """Return a chat template in which a macro replaces the function that reads the clock."""
     if "strftime_now" not in template:
         return template
-    filters = "".join(f'|replace("{one}", "{TODAY.strftime(one)}")' for one in DIRECTIVES)
+    filters = "".join(f'|replace("{code}", "{TODAY.strftime(code)}")' for code in DIRECTIVES)
     return f"{{% macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}{template}"

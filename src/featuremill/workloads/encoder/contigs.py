@@ -50,28 +50,29 @@ NONE, EMPTY, NO_STRAND = WRONG_ELEMENT.heads
 
 
 def clean(letters: str) -> Cleaned:
-    """Return the elements of a contig, joined, and their names: those in `<+name>`, or their
-    numbers where there is none or two have it."""
+    """Return the joined elements of a contig, and their names: `<+name>`, or the number of an
+    element without a unique name."""
     before, *rest = STRAND.split(letters.translate(NO_WHITESPACE))
     if before:
         return Cleaned(b"", WRONG_ELEMENT.reason(f"{show_at(before, 0)} at letter 1", NO_STRAND))
     if not rest:
         return Cleaned(b"", NO_ELEMENT.reason())
     strands, elements = rest[::3], rest[2::3]
-    given, notes_of_names = zip(*map(as_unicode, rest[1::3]), strict=True)
-    found, notes = list[bytes](), dict.fromkeys(filter(None, notes_of_names))
+    names, notes_of_names = zip(*map(as_unicode, rest[1::3]), strict=True)
+    payloads, notes = list[bytes](), dict.fromkeys(filter(None, notes_of_names))
     for number, (strand, element) in enumerate(zip(strands, elements, strict=True), 1):
         payload, wrong, note = _element(element, strand)
         if wrong:
-            place = " ".join(filter(None, (f"element {number}", given[number - 1])))
-            return Cleaned(b"", WRONG_ELEMENT.reason(f"{note}{place}", wrong))
-        found.append(strand.encode() + payload)
+            label = " ".join(filter(None, (f"element {number}", names[number - 1])))
+            return Cleaned(b"", WRONG_ELEMENT.reason(f"{note}{label}", wrong))
+        payloads.append(strand.encode() + payload)
         notes |= dict.fromkeys(filter(None, note.split("; ")))
-    return Cleaned(joined.named(b"".join(found), _names(given)), "", "; ".join(notes))
+    return Cleaned(joined.named(b"".join(payloads), _names(names)), "", "; ".join(notes))
 
 
 def _element(element: str, strand: str) -> Cleaned:
-    """Return the letters of one element; or a head of `WRONG_ELEMENT` and, as a note, a detail."""
+    """Return the letters of an element; for a wrong one a head of `WRONG_ELEMENT`, with a detail as
+    note."""
     if not element.strip("*"):
         return Cleaned(b"", EMPTY)
     small = element.islower()
@@ -88,20 +89,19 @@ def _element(element: str, strand: str) -> Cleaned:
     alphabet = BASES if small else PROTEIN
     if written.translate(str.maketrans("", "", alphabet)):
         known = alphabet + ("u" if small else "J*")
-        place = next(at for at, letter in enumerate(element) if letter not in known)
-        return Cleaned(b"", NONE, f"{show_at(element, place)} at letter {place + 1} of ")
+        index = next(at for at, letter in enumerate(element) if letter not in known)
+        return Cleaned(b"", NONE, f"{show_at(element, index)} at letter {index + 1} of ")
     if not small and residues.NUCLEOTIDES in residues.clean(written).note:
         notes.append(residues.NUCLEOTIDES)
     return Cleaned(written.encode(), "", "; ".join(notes))
 
 
-def _names(given: Sequence[str]) -> list[str]:
-    """Return a name for each element: the one that is given, if no other has it and it is no
-    number, else its number."""
-    counts = Counter(given)
+def _names(names: Sequence[str]) -> list[str]:
+    """Return a name for each element: its own if it is unique and no number, else its number."""
+    counts = Counter(names)
     return [
         name if counts[name] == 1 and not name.isdecimal() and not wrong_id(name) else str(number)
-        for number, name in enumerate(given, 1)
+        for number, name in enumerate(names, 1)
     ]
 
 
@@ -125,11 +125,11 @@ def fitted(records: Iterator[Record], options: Options) -> Iterator[Record]:
 def _cut(
     record: Record, letters: bytes, ids: Sequence[str], most: int, options: Options
 ) -> Iterator[Record]:
-    """Yield the windows of a contig of more than `most` tokens; without `split` the first one, and
-    the elements behind it as refused."""
+    """Yield the windows of a contig with more than `most` tokens. Without `split`, yield the first
+    window, and the elements behind it as refused records."""
     elements = [
-        letters[found.start() - 1 : found.end()]
-        for found in joined.STRETCH[joined.STRANDS].finditer(letters)
+        letters[match.start() - 1 : match.end()]
+        for match in joined.STRETCH[joined.STRANDS].finditer(letters)
     ]
     starts, room = [0], most
     for number, element in enumerate(elements):
@@ -200,8 +200,8 @@ def _codings(entry: Any) -> Iterator[Coding]:
     for feature in entry.features:
         if feature.type != "CDS" or "translation" not in feature.qualifiers:
             continue
-        told = {key: values[0] for key, values in feature.qualifiers.items() if values}
-        names = [told.get("locus_tag", ""), told.get("protein_id", "")]
+        qualifiers = {key: values[0] for key, values in feature.qualifiers.items() if values}
+        names = [qualifiers.get("locus_tag", ""), qualifiers.get("protein_id", "")]
         names = ["".join(name.split()).translate(str.maketrans("", "", "<>")) for name in names]
         names = list(filter(None, names))
         parts = feature.location.parts if feature.location else []
@@ -220,5 +220,5 @@ def _codings(entry: Any) -> Iterator[Coding]:
         if stretches == sorted(stretches):  # else it goes on behind the end of a circle
             stretches = [(stretches[0][0], max(end for _, end in stretches))]
         names.append(f"{stretches[0][0] + 1}-{stretches[-1][1]}")
-        letters = told.get("translation", "").upper()
+        letters = qualifiers.get("translation", "").upper()
         yield Coding(stretches[0][0], "-" if is_minus else "+", stretches, names, letters)

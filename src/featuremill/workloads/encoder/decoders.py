@@ -41,7 +41,7 @@ BY_LENGTH = ("dynamic", "longrope")
 """Rotations that change where a batch has a longer sequence than the network was trained with
 first."""
 TURNED = tuple(name for name in KNOWN if name != "gpt2")
-"""Those that have a rotation also where their config says nothing of it."""
+"""The architectures with rotary positions, also where their config does not mention them."""
 GPT2_KEYS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -66,7 +66,7 @@ def why_not(config: Mapping[str, Any]) -> str | None:
     if not {causal, bare} & set(saved):
         return f"saved as {saved[0]}, which is no causal network"
     try:
-        own = made(config)
+        own = transformers_config(config)
     except Exception as error:  # of a config that contradicts itself
         return f"and transformers cannot read it ({one_line(str(error))[:200]})"
     if own.is_encoder_decoder or not getattr(own, "is_decoder", True):
@@ -74,8 +74,8 @@ def why_not(config: Mapping[str, Any]) -> str | None:
     return "" if own.get_text_config() is own else "a network of more than texts"
 
 
-def made(config: Mapping[str, Any]) -> Any:
-    """Return transformers' own form of a config."""
+def transformers_config(config: Mapping[str, Any]) -> Any:
+    """Return a config as an object of transformers."""
     import transformers
 
     return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(_numbers(dict(config)))
@@ -111,10 +111,10 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usual keys of a config, as transformers has them."""
-    own = made(config)
-    told = {key: getattr(own, key, None) for key in USUAL}
-    return {key: value for key, value in told.items() if value is not None}
+    """Return the common keys of a config with the values that transformers gives them."""
+    own = transformers_config(config)
+    values = {key: getattr(own, key, None) for key in USUAL}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
@@ -146,11 +146,11 @@ def trained(config: Mapping[str, Any]) -> int | None:
 
 
 def _rotations(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield what the config says of rotary positions: of all layers, or of each kind of them."""
+    """Yield the settings of rotary positions: of all layers, or of each kind of layer."""
     for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(found := config.get(name), Mapping):
-            yield found
-            yield from (one for one in found.values() if isinstance(one, Mapping))
+        if isinstance(rotation := config.get(name), Mapping):
+            yield rotation
+            yield from (nested for nested in rotation.values() if isinstance(nested, Mapping))
 
 
 def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -38,8 +38,8 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
                 continue
             elif first:
                 lines.append(line)
-                found = OPEN.search(strand + line)
-                strand = found.group() if found else ""
+                match = OPEN.search(strand + line)
+                strand = match.group() if match else ""
             elif line[0] != "#":
                 raise not_fasta(path, number, line, kind.readable)
         if first:

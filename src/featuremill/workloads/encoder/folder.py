@@ -49,10 +49,10 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     the format allows it. Of a pickle nothing but tensors and containers is built."""
     tensors: dict[str, Tensor] = {}
     for path in checkpoint_files(folder):
-        found = _opened(path)
-        if twice := tensors.keys() & found.keys():
+        own = _opened(path)
+        if twice := tensors.keys() & own.keys():
             raise UserError(f"{path}: it has {min(twice)}, as another part does; download both.")
-        tensors |= found
+        tensors |= own
     if problem := wrapped(list(tensors)):
         raise UserError(f"{folder}: {problem}.")
     return tensors

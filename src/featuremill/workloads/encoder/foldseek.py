@@ -20,7 +20,7 @@ OF_FILE = re.compile(r"(.+?)(\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)(?:_(.+))
 BARE = re.compile(r"(.+)()_(\w{1,4})")
 NUMBERS_A_RESIDUE = (3, 10)
 LEAST_RESIDUES = 9
-"""Of a line without numbers: names of columns are shorter, or not of one length."""
+"""The residues of a line without numbers, at least: column names are shorter or unequal."""
 
 
 class Chain(NamedTuple):
@@ -37,7 +37,7 @@ class Named(NamedTuple):
 
     stem: str
     suffix: str
-    """Of the file of a structure; "" where it is not told."""
+    """The ending of the structure's file name; "" where the name has none."""
     chain: str
     """The letters behind the last `_`, which need be no chain where no suffix is told."""
 
@@ -78,9 +78,9 @@ def read(path: Path) -> Iterator[Chain]:
 
 
 def also_called(names: Iterable[str]) -> dict[str, str]:
-    """Return which of `names` is meant by others that records may have: without the suffix of the
-    file, without the chain where a file has one alone, and the accession of an AlphaFold file. What
-    two of them might be called is left out."""
+    """Return other names that records may use for these `names`: without the file suffix, without
+    the only chain of a file, or the accession of an AlphaFold file. Ambiguous names are left
+    out."""
     each = {name: named(name) for name in names}
     num_chains = Counter(parts.stem for parts in each.values())
     meant: dict[str, set[str]] = {}
@@ -90,6 +90,4 @@ def also_called(names: Iterable[str]) -> dict[str, str]:
             called |= {stem, accession(stem)}
         for other in called:
             meant.setdefault(other, set()).add(name)
-    return {
-        other: min(found) for other, found in meant.items() if len(found) == 1 and other not in each
-    }
+    return {other: min(own) for other, own in meant.items() if len(own) == 1 and other not in each}

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["named", "num_own", "parts_named", "places", "split", "with_joints"]
 STRANDS = b"+-"
-"""Of a contig: the strand of the element that follows."""
+"""The signs of the strands in a contig, each before its element."""
 BETWEEN = b"|"
-"""Of a pair: it stands between the chains."""
+"""The sign between the two chains of a pair."""
 STRETCH = {STRANDS: re.compile(rb"[^+-]+"), BETWEEN: re.compile(rb"[^|]+")}
 """What is between joints."""
 
@@ -42,11 +42,11 @@ def with_joints(words: Vocabulary, ids: Mapping[int, int]) -> Vocabulary:
     own_of_letters = words.own
 
     def own(letters: bytes) -> Ids:
-        found = own_of_letters(letters)
+        ids_L = own_of_letters(letters)
         written = np.frombuffer(letters, np.uint8)
         for byte, id in ids.items():
-            found = np.where(written == byte, id, found)
-        return found
+            ids_L = np.where(written == byte, id, ids_L)
+        return ids_L
 
     return words._replace(
         own=own,

@@ -36,9 +36,9 @@ class Size(NamedTuple):
     layers: int
     width: int
     inner_width: int
-    """Of the feed-forward part."""
+    """The width of the feed-forward part."""
     attention_width: int
-    """Of all heads together."""
+    """The width of all heads together."""
     heads: int
     num_product_numbers: int
     """Matrices of all layers."""

@@ -77,7 +77,7 @@ class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
     heavy_column: str = ""
     """With `paired`: the column of tables that holds the heavy chains. Give `light_column`, too."""
     light_column: str = ""
-    """That of the light chains."""
+    """With `paired`: the column of tables that holds the light chains."""
     chain_column: str = ""
     """With `paired`: the column of tables with a row for each chain that says which one it is, such
     as `locus` of AIRR (IGH, IGK or IGL). Two rows of one id are a pair. Name `id_column` (there

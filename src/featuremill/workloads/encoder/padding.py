@@ -18,14 +18,14 @@ from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 
 __all__ = ["Group", "groups", "in_order", "values_of"]
 MOST_FILLING = 1 / 16
-"""Of a group's tokens. Less means more and smaller groups."""
+"""The share of a group's tokens that may be padding; a lower one makes more and smaller groups."""
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 class Region(NamedTuple):
-    """Own tokens [start, end) of a sequence, and which of the batch they are."""
+    """Own tokens [start, end) of a sequence, for one record of the batch."""
 
-    place: int
+    record: int
     start: int
     end: int
     is_whole: bool = False
@@ -62,26 +62,26 @@ class Group(NamedTuple):
         )
 
     def of_regions(self, regions: Sequence[Sequence[Region]], num_before: int) -> Group:
-        """Return the group with a place for each of the regions of its sequences; `num_before`
-        special tokens are before each sequence."""
-        found = [
-            (row, region) for row, place in enumerate(self.places) for region in regions[place]
+        """Return the group with an entry for each region of its sequences; `num_before` special
+        tokens precede each sequence."""
+        pairs = [
+            (row, region) for row, index in enumerate(self.places) for region in regions[index]
         ]
-        rows_B = torch.tensor([row for row, _ in found])
+        rows_B = torch.tensor([row for row, _ in pairs])
         starts_B1, ends_B1 = (
             torch.tensor([[edge + num_before] for edge in edges])
-            for edges in zip(*((region.start, region.end) for _, region in found), strict=True)
+            for edges in zip(*((region.start, region.end) for _, region in pairs), strict=True)
         )
         numbers_T = torch.arange(self.tokens_BT.shape[1])
         is_before_end_BT = numbers_T < ends_B1
         is_own_BT = (numbers_T >= starts_B1) & is_before_end_BT & self.is_own_BT[rows_B]
         is_all_BT = (numbers_T >= starts_B1 - 1) & is_before_end_BT
-        whole_B1 = torch.tensor([[region.is_whole] for _, region in found])
+        whole_B1 = torch.tensor([[region.is_whole] for _, region in pairs])
         is_token_BT = torch.ones_like(is_own_BT)
         if self.is_token_BT is not None:
             is_token_BT = self.is_token_BT[rows_B]
         return self._replace(
-            places=[region.place for _, region in found],
+            places=[region.record for _, region in pairs],
             is_own_BT=is_own_BT,
             rows=rows_B,
             is_all_BT=torch.where(whole_B1, is_token_BT, is_all_BT),
@@ -94,10 +94,10 @@ def groups(
     most_tokens: int,
     most_filling: float = MOST_FILLING,
 ) -> list[Group]:
-    """Return all `sequences` in groups of at most `most_tokens` tokens, filling included, the
-    longest first. A sequence longer than that is a group of its own."""
-    longest_first = sorted(range(len(sequences)), key=lambda place: -len(sequences[place]))
-    lengths = [len(sequences[place]) for place in longest_first]
+    """Return all `sequences` in groups of at most `most_tokens` tokens with padding, the longest
+    first. A longer sequence is a group of its own."""
+    longest_first = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
+    lengths = [len(sequences[index]) for index in longest_first]
     return [
         _group(longest_first[cut], sequences, vocabulary)
         for cut in _cuts(lengths, most_tokens, most_filling)
@@ -117,8 +117,8 @@ def _cuts(lengths: Sequence[int], most_tokens: int, most_filling: float) -> Iter
         yield slice(start, len(lengths))
 
 
-def _group(places: list[int], sequences: Sequence[Ids], vocabulary: Vocabulary) -> Group:
-    chosen = [sequences[place] for place in places]
+def _group(indices: list[int], sequences: Sequence[Ids], vocabulary: Vocabulary) -> Group:
+    chosen = [sequences[index] for index in indices]
     lengths_B1 = np.array([[len(sequence)] for sequence in chosen])
     numbers_T = np.arange(lengths_B1.max())
     is_token_BT = numbers_T < lengths_B1
@@ -129,7 +129,7 @@ def _group(places: list[int], sequences: Sequence[Ids], vocabulary: Vocabulary) 
     if vocabulary.joints:
         is_own_BT &= ~np.isin(tokens_BT, vocabulary.joints)
     return Group(
-        places,
+        indices,
         torch.from_numpy(tokens_BT),
         None if is_token_BT.all() else torch.from_numpy(is_token_BT),
         torch.from_numpy(is_own_BT),
@@ -193,17 +193,17 @@ OVER_OWN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 def in_order(
     values: Sequence[Sequence[Tensor]], batch: Sequence[Group], num_own: Sequence[int]
 ) -> list[Matrix]:
-    """Return the values of each column on the host, in the order of the batch: a row a sequence, or
-    a row for each of their `num_own` own tokens."""
-    places = np.concatenate([group.places for group in batch])
-    of_sequences = np.argsort(places)
-    of_tokens = np.argsort(np.repeat(places, np.take(num_own, places)), kind="stable")
-    found = []
+    """Return the values of each column on the host, in the order of the batch: one row for each
+    sequence, or one for each of its `num_own` own tokens."""
+    indices = np.concatenate([group.places for group in batch])
+    of_sequences = np.argsort(indices)
+    of_tokens = np.argsort(np.repeat(indices, np.take(num_own, indices)), kind="stable")
+    values_in_order = []
     for parts in zip(*values, strict=True):
         # As many rows as sequences are one a sequence, be they of tokens: both orders are the same.
         is_pooled = all(
             len(part) == len(group.places) for part, group in zip(parts, batch, strict=True)
         )
         rows = torch.cat([part.cpu() for part in parts]).numpy()
-        found.append(rows[of_sequences if is_pooled else of_tokens])
-    return found
+        values_in_order.append(rows[of_sequences if is_pooled else of_tokens])
+    return values_in_order

@@ -28,7 +28,7 @@ __all__ = ["REASONS", "read"]
 ENDS = re.compile(
     r"(?P<id>.+)[_|/.-](?:(?P<heavy>H|VH|heavy|heavy_chain)|(?:L|VL|light|light_chain))", re.I
 )
-"""Of the ids of chains; the rest is that of the pair."""
+"""The id of a chain: the id of its pair, and an ending that names the chain."""
 HEAVY, LIGHT = CHAINS = ("heavy", "light")
 TOLD = dict.fromkeys(("igh", "h", "vh", "heavy"), HEAVY)
 TOLD |= dict.fromkeys(("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "light"), LIGHT)
@@ -96,9 +96,9 @@ def _told_by_column(names: Sequence[str], record: Record) -> Chain:
 
 
 def _told_by_id(record: Record) -> Chain:
-    told = ENDS.fullmatch(record.id)
-    if told:
-        return Chain(told["id"], HEAVY if told["heavy"] else LIGHT, record)
+    match = ENDS.fullmatch(record.id)
+    if match:
+        return Chain(match["id"], HEAVY if match["heavy"] else LIGHT, record)
     reason = record.reason or NO_CHAIN.reason(clipped(record.id))
     return Chain(record.id, "", record._replace(reason=reason))
 
@@ -109,14 +109,14 @@ def _of_files(chains: Iterator[Chain]) -> Iterator[Record]:
 
 
 def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:
-    """Yield pairs in the order of their first chains, and refused each chain of what is no pair."""
-    found: dict[str, list[Chain]] = {}
+    """Yield pairs in the order of their first chains. Each chain without a partner is refused."""
+    chains_of: dict[str, list[Chain]] = {}
     for chain in chains:
         if chain.name:
-            found.setdefault(chain.id, []).append(chain)
+            chains_of.setdefault(chain.id, []).append(chain)
         else:
             yield chain.record._replace(payload=b"")
-    for id, each in found.items():
+    for id, each in chains_of.items():
         of_name = {chain.name: chain.record for chain in each}
         if len(of_name) == len(each) == len(CHAINS):
             yield _pair(of_name[HEAVY]._replace(id=id), of_name[HEAVY], of_name[LIGHT])

@@ -49,24 +49,24 @@ class Plddt:
                 self._files[path.name.removesuffix(".gz")] = path
 
     def masked(self, name: str, letters: bytes) -> tuple[bytes, str]:
-        """Return the letters of the structure `name` with `#` where pLDDT is low, and a reason
-        where that is not known."""
+        """Return the letters of the structure `name` with `#` where pLDDT is low; or a reason if
+        its pLDDT is unknown."""
         if self._options.plddt_mask == "never":
             return letters, ""
-        found = self._of_column(name) if self._options.plddt_column else self._of_file(name)
-        if found is None:
+        plddt = self._of_column(name) if self._options.plddt_column else self._of_file(name)
+        if plddt is None:
             return letters, ""
-        if isinstance(found, str):
-            return b"", NO_PLDDT.reason(found)
-        if len(found) != len(letters):
-            told = f"{len(found):,} numbers for {len(letters):,} letters of structure"
-            return b"", NO_PLDDT.reason(told)
-        if not np.isfinite(found).all():
+        if isinstance(plddt, str):
+            return b"", NO_PLDDT.reason(plddt)
+        if len(plddt) != len(letters):
+            detail = f"{len(plddt):,} numbers for {len(letters):,} letters of structure"
+            return b"", NO_PLDDT.reason(detail)
+        if not np.isfinite(plddt).all():
             return b"", NO_PLDDT.reason("some of its numbers are missing or infinite")
-        if found.max() <= 1 < self._options.plddt_threshold:
+        if plddt.max() <= 1 < self._options.plddt_threshold:
             return b"", NO_PLDDT.reason("its numbers are up to 1, not up to 100")
         letters_L = np.frombuffer(letters, np.uint8).copy()
-        letters_L[found < self._options.plddt_threshold] = ord("#")
+        letters_L[plddt < self._options.plddt_threshold] = ord("#")
         return letters_L.tobytes(), ""
 
     def _of_column(self, name: str) -> Numbers | str:
@@ -117,20 +117,20 @@ def b_factors(text: str, is_pdb: bool, chain: str, name: str) -> Numbers | str:
 
 
 def of_column(path: Path, options: StructureOptions, id_column: str) -> dict[str, str]:
-    """Return the text of the column of pLDDT by the ids of a table of structures.
+    """Return the cell of the pLDDT column by id, of a table of structures.
 
     Raises:
         UserError: the table has no such column, or rows of one id differ in it.
     """
-    found: dict[str, str] = {}
+    text_of: dict[str, str] = {}
     wanted = NamedColumns(id_column=id_column, names=(options.plddt_column,))
     for record in rows([path], wanted):
         if record.reason:
             raise UserError(f"{path}:{record.line}: this row has no id ({record.reason}); fix it.")
         value = json.loads(record.payload)[options.plddt_column]
         text = value if isinstance(value, str) else json.dumps(value or "")
-        if found.setdefault(record.id, text) != text:
+        if text_of.setdefault(record.id, text) != text:
             raise UserError(
                 f"{path}:{record.line}: {clipped(record.id)!r} has two pLDDT; drop one row."
             )
-    return found
+    return text_of

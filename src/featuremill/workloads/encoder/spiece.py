@@ -35,32 +35,32 @@ def read(path: Path) -> list[str]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each field of `message` that is made of bytes."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
+    """Yield the number and content of each length-delimited field of `message`."""
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
         kind = key & 7
         if kind == VARINT:
-            _, place = _varint(message, place)
+            _, offset = _varint(message, offset)
         elif kind in (FIXED64, FIXED32):
-            place += 8 if kind == FIXED64 else 4
+            offset += 8 if kind == FIXED64 else 4
         elif kind == BYTES:
-            length, place = _varint(message, place)
-            if place + length > len(message):
+            length, offset = _varint(message, offset)
+            if offset + length > len(message):
                 raise ValueError("cut short")
-            yield key >> 3, message[place : place + length]
-            place += length
+            yield key >> 3, message[offset : offset + length]
+            offset += length
         else:
             raise ValueError("no protocol buffer")
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return the number at `place` and where it ends."""
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
+    """Return the varint at `offset`, and the offset behind it."""
     number = shift = 0
     while True:
-        byte = message[place]
-        place += 1
+        byte = message[offset]
+        offset += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, place
+            return number, offset
         shift += 7

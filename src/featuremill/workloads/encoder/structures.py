@@ -30,7 +30,7 @@ NONE = "#"
 PAIRS = re.compile("(?:[A-Z#][a-z#])+")
 """Each residue with its structure behind it: what SaProt's authors call the combined sequence."""
 MOSTLY = 0.8
-"""Of the letters: so many in pairs are no protein with masked stretches in small letters."""
+"""The share of letters in pairs from which small letters are structures, not masked residues."""
 NOT_KNOWN = "no structure of this record, # for each residue"
 SMALL = "small letters read as residues, not as 3Di"
 UNPAIRED = "residues and letters of structure do not take turns"
@@ -75,25 +75,25 @@ def _clean(letters: str, alphabet: str) -> Cleaned:
     if not written:
         return Cleaned(b"", reasons.EMPTY.reason())
     if strangers := written.translate(str.maketrans("", "", alphabet)):
-        place = written.index(strangers[0])
-        return Cleaned(b"", NOT_3DI.reason(f"{show_at(written, place)} at letter {place + 1}"))
+        index = written.index(strangers[0])
+        return Cleaned(b"", NOT_3DI.reason(f"{show_at(written, index)} at letter {index + 1}"))
     return Cleaned(written.encode())
 
 
 def clean_pairs(letters: str) -> Cleaned:
-    """Return residues, with their structure where each of them has its letter behind it."""
+    """Return residues, with their 3Di letters if each residue has its own behind it."""
     written = letters.translate(NO_WHITESPACE)
     num_paired = sum(len(each) for each in PAIRS.findall(written))
     if num_paired < MOSTLY * len(written):
         return residues.clean(letters)
     if num_paired < len(written):
-        told = f"{num_paired:,} of {len(written):,} letters do"
-        return Cleaned(b"", OTHER_LENGTH.reason(told, UNPAIRED))
+        detail = f"{num_paired:,} of {len(written):,} letters do"
+        return Cleaned(b"", OTHER_LENGTH.reason(detail, UNPAIRED))
     structure = clean(written[1::2])
-    found = residues.clean(written[::2].replace(NONE, "X"))
-    if structure.reason or found.reason:
-        return structure if structure.reason else found
-    return found._replace(payload=Parts(found.payload, structure.payload).payload)
+    cleaned = residues.clean(written[::2].replace(NONE, "X"))
+    if structure.reason or cleaned.reason:
+        return structure if structure.reason else cleaned
+    return cleaned._replace(payload=Parts(cleaned.payload, structure.payload).payload)
 
 
 def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
@@ -102,12 +102,12 @@ def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
 
 
 def clean_beside(letters: str) -> Cleaned:
-    """Return residues, with a note where they look like the 3Di that the network has too."""
-    found = residues.clean(letters)
+    """Return residues, with a note if they look like 3Di letters, which the network has too."""
+    cleaned = residues.clean(letters)
     written = letters.translate(NO_WHITESPACE)
-    if found.reason or not written.islower() or written.strip(LETTERS):
-        return found
-    return found._replace(note="; ".join(filter(None, (found.note, SMALL))))
+    if cleaned.reason or not written.islower() or written.strip(LETTERS):
+        return cleaned
+    return cleaned._replace(note="; ".join(filter(None, (cleaned.note, SMALL))))
 
 
 class Structures(NamedTuple):
@@ -117,7 +117,7 @@ class Structures(NamedTuple):
     letters: Mapping[str, bytes]
     lines: Mapping[str, int]
     residues: Mapping[str, bytes]
-    """Those that the structures are of, where the file tells."""
+    """The residues of the structures, by id, where the file has them."""
     also: Mapping[str, str]
     """What ids are meant by other names."""
     plddt: Plddt | None
@@ -135,7 +135,7 @@ def read(options: StructureOptions, id_column: str) -> Structures:
         id_column=id_column if options.structure_column else "",
         sequence_column=options.structure_column,
     )
-    found: dict[str, bytes] = {}
+    letters_of: dict[str, bytes] = {}
     lines: dict[str, int] = {}
     residues: dict[str, bytes] = {}
     is_descriptor = foldseek.takes(path)
@@ -148,12 +148,12 @@ def read(options: StructureOptions, id_column: str) -> Structures:
                 f"({record.reason}); give Foldseek's letters."
             )
         lines.setdefault(record.id, record.line)
-        if found.setdefault(record.id, record.payload) != record.payload:
+        if letters_of.setdefault(record.id, record.payload) != record.payload:
             raise UserError(
                 f"{path}:{record.line}: {clipped(record.id)!r} has two structures; drop one."
             )
     also = foldseek.also_called(
-        name for name in found if is_descriptor or foldseek.named(name).suffix
+        name for name in letters_of if is_descriptor or foldseek.named(name).suffix
     )
     known = None
     if options.plddt_folder or options.plddt_column:
@@ -161,7 +161,7 @@ def read(options: StructureOptions, id_column: str) -> Structures:
         if options.plddt_column:
             texts = plddt.of_column(path, options, table.id_column)
         known = Plddt(options, texts)
-    return Structures(path, found, lines, residues, also, known)
+    return Structures(path, letters_of, lines, residues, also, known)
 
 
 def _of_file(path: Path, options: TableOptions) -> Iterator[Record]:
@@ -187,19 +187,19 @@ def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:
 
 
 def difference(own: bytes, of_structure: bytes) -> str:
-    """Return where the residues of a structure are others than those of a record; "" where they
-    are not. An X, which is any residue, is no difference."""
+    """Return the first difference between the residues of a record and of its structure; "" for
+    none. An X, which is any residue, is no difference."""
     pairs = zip(own.decode(), of_structure.decode("utf-8", "replace"), strict=True)
-    for place, (one, other) in enumerate(pairs, 1):
-        if one != other and "X" not in (one, other.upper()):
-            return f"residue {place:,} is {one} in the inputs and {other} in the structure"
+    for number, (letter, other) in enumerate(pairs, 1):
+        if letter != other and "X" not in (letter, other.upper()):
+            return f"residue {number:,} is {letter} in the inputs and {other} in the structure"
     return ""
 
 
 def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]:
-    """Yield `records` with their structures, by id or accession; those with one of another length
-    are refused."""
-    known = {name: structures.lines[of] for name, of in structures.also.items()}
+    """Yield `records` with their structures, by id or accession. A record whose structure has
+    another length is refused."""
+    known = {name: structures.lines[id] for name, id in structures.also.items()}
     matcher = Matcher(structures.path, known | dict(structures.lines), "record of the inputs")
     for record in records:
         name = matcher.name_of(record.id)
@@ -213,14 +213,14 @@ def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]
         elif letters is None:
             yield record._replace(note="; ".join(filter(None, (record.note, NOT_KNOWN))))
         elif len(letters) != len(own):
-            told = f"{len(letters):,} letters for {len(own):,} residues"
-            yield record._replace(payload=b"", reason=OTHER_LENGTH.reason(told))
+            detail = f"{len(letters):,} letters for {len(own):,} residues"
+            yield record._replace(payload=b"", reason=OTHER_LENGTH.reason(detail))
         else:
             assert name is not None
             of_structure = structures.residues.get(name, own)
             reason = ""
-            if told := difference(own, of_structure):
-                reason = OTHER_RESIDUES.reason(told)
+            if detail := difference(own, of_structure):
+                reason = OTHER_RESIDUES.reason(detail)
             elif structures.plddt:
                 letters, reason = structures.plddt.masked(name, letters)
             payload = b"" if reason else Parts(own, letters).payload

@@ -53,17 +53,17 @@ ROTARY_BASE = 10_000.0
 
 
 def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
-    """Return `tensors` by the names of the modules here; one that is not known keeps its own."""
-    found = {}
+    """Return `tensors` under the names of the modules here; an unknown name stays."""
+    renamed = {}
     for name, tensor in tensors.items():
-        place = OF_LAYER.fullmatch(name)
-        if place and place[2] in names:
-            parts = names[place[2]]
+        match = OF_LAYER.fullmatch(name)
+        if match and match[2] in names:
+            parts = names[match[2]]
             for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
-                found[f"layers.{place[1]}.{part}.weight"] = rows
+                renamed[f"layers.{match[1]}.{part}.weight"] = rows
         else:
-            found["embedding.weight" if name in EMBEDDINGS else name] = tensor
-    return found
+            renamed["embedding.weight" if name in EMBEDDINGS else name] = tensor
+    return renamed
 
 
 class SwigluEncoder(nn.Module):
@@ -116,13 +116,13 @@ class Turns(NamedTuple):
     def __call__(self, head_BHTd: Tensor) -> Tensor:
         """Return queries or keys, turned in fp32."""
         # As pairs: neighbours stand in the last place of [h, 2], halves in the first of [2, h].
-        pairs, place = ((-1, 2), -1) if self.of_neighbours else ((2, -1), -2)
-        first, second = head_BHTd.float().reshape(*head_BHTd.shape[:-1], *pairs).unbind(place)
+        pairs, dim = ((-1, 2), -1) if self.of_neighbours else ((2, -1), -2)
+        first, second = head_BHTd.float().reshape(*head_BHTd.shape[:-1], *pairs).unbind(dim)
         turned = (
             first * self.cosines_Th - second * self.sines_Th,
             first * self.sines_Th + second * self.cosines_Th,
         )
-        return torch.stack(turned, place).flatten(-2).to(head_BHTd.dtype)
+        return torch.stack(turned, dim).flatten(-2).to(head_BHTd.dtype)
 
 
 class Norm(nn.Module):

@@ -35,9 +35,9 @@ def build(config: Mapping[str, Any]) -> torch.nn.Module:
 
     transformers.AttentionInterface.register(ATTENTION, _attention)
     transformers.AttentionMaskInterface.register(ATTENTION, _mask)
-    made = transformers.T5Config.from_dict(dict(config))
-    made._attn_implementation = ATTENTION
-    network: Any = transformers.T5EncoderModel(made)
+    own_config = transformers.T5Config.from_dict(dict(config))
+    own_config._attn_implementation = ATTENTION
+    network: Any = transformers.T5EncoderModel(own_config)
     first = network.encoder.block[0].layer[0].SelfAttention  # what it adds, all layers add
     first.compute_bias = partial(_bias_of_distances, first)
     encoder: torch.nn.Module = network

@@ -50,8 +50,8 @@ def read(
                 "one text a file; give one of these."
             )
     for path in inputs:
-        found = _of_file(path) if path.suffix == SUFFIX else _of_rows(path, options)
-        for record in found:
+        records = _of_file(path) if path.suffix == SUFFIX else _of_rows(path, options)
+        for record in records:
             text = record.payload.decode().strip()
             if not record.reason and (not text or is_missing(text)):
                 record = record._replace(payload=b"", reason=EMPTY.reason(text))

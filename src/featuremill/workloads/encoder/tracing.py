@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 __all__ = ["hooks", "spans"]
 KINDS = ("tokens", "residues", "last")
-"""Of columns that are hidden states as they are."""
+"""The kinds of columns that are hidden states without pooling."""
 
 
 def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
-    """Return what TransformerLens calls the hidden states in each column; None where the network is
-    none of language.
+    """Return the TransformerLens hook of the hidden states in each column; None for a network that
+    is no language model.
 
     State 0 goes into the first block, and state n is what block n - 1 leaves. The last state has
     been through the final norm, and no hook has that.
     """
     if not facts.architecture.is_causal:
         return None
-    found: dict[str, str] = {}
+    hook_of: dict[str, str] = {}
     for layer in map(int, options.layers):
         if layer < facts.num_layers:
             block = f"{layer - 1}.hook_resid_post" if layer else "0.hook_resid_pre"
-            found |= {f"{kind}_layer_{layer}": f"blocks.{block}" for kind in KINDS}
-    return found
+            hook_of |= {f"{kind}_layer_{layer}": f"blocks.{block}" for kind in KINDS}
+    return hook_of
 
 
 def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
-    """Return the bytes of a payload that each of its own tokens stands for; None where they are
-    k-mers, or others in a chat template than alone."""
+    """Return the bytes of a payload that each own token stands for; None for k-mers, and if the
+    chat template changes tokens of the text."""
     if words.is_by_letter:
         places = joined.places(parts_of(payload), options)
         return [slice(at, at + 1) for at in places]
@@ -58,5 +58,5 @@ def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> 
     if options.chat and encoded.ids != words.own(payload).tolist():
         return None  # by the template, its tokens are others than alone
     most = options.max_tokens - words.num_special if options.max_tokens else None
-    found = [(begun + begin, begun + end) for begin, end in encoded.offsets[:most]]
-    return [slice(ends[begin], ends[end]) for begin, end in found]
+    offsets = [(begun + begin, begun + end) for begin, end in encoded.offsets[:most]]
+    return [slice(ends[begin], ends[end]) for begin, end in offsets]

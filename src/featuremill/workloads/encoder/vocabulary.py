@@ -48,18 +48,17 @@ USUAL_ENDS: Mapping[str, tuple[list[str], list[str]]] = {
 }
 """Special tokens around a sequence where no file says them, by model_type."""
 USUAL_PREFIXES = ("<AA2fold>", "[NLU]")
-"""With which ProstT5 is told that residues follow, and not the alphabet of structures; and Ankh 3
-that features are wanted, and not a sequence completed."""
+"""The usual prefixes: of ProstT5 for residues (not for the letters of structures), and of Ankh 3
+for features (not for completing a sequence)."""
 OF_STRUCTURE = "<fold2AA>"
-"""With which ProstT5 is told that letters of structure (3Di) follow, which are small ones."""
+"""ProstT5's prefix for letters of structure (3Di), which are small letters."""
 STRANDS = ("<+>", "<->")
 """gLM2's: of each element, the strand that it is on."""
 PREFIXES = (*USUAL_PREFIXES, OF_STRUCTURE, "[S2S]", *STRANDS)
 """All that may stand in front of a sequence."""
 THREE_DI = structures.LETTERS
 NO_STRUCTURE = structures.NONE
-"""Of the two letters of a token: a residue without a known structure, or a place without a known
-residue."""
+"""The letter for an unknown structure or an unknown residue in a token of two letters."""
 IN_TEMPLATE = "chat_template"
 """The code of the reason why a text is not taken by a chat template."""
 LEARNED_LETTERS = 4
@@ -74,7 +73,7 @@ class Vocabulary(NamedTuple):
     first: Ends
     """Special tokens before them."""
     last: Ends
-    """And behind them."""
+    """Special tokens behind the letters' tokens."""
     pad: int
     unknown: int
     letters_per_token: int
@@ -93,7 +92,7 @@ class Vocabulary(NamedTuple):
     has_small_bases: bool = False
     """Whether residues are capitals and bases small letters, so that it has both."""
     with_structure: Callable[[bytes, bytes], Ids] | None = None
-    """The same as `own` of letters and those of their structure, which make a token together."""
+    """Letters and their letters of structure → the ids of tokens for both, without special ones."""
     has_3di: bool = False
     """Whether residues are capitals and letters of structure small ones, so that it has both."""
     is_of_structure: bool = False
@@ -136,7 +135,7 @@ class Vocabulary(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def of(
+def load(
     folder: Path,
     model_type: str,
     prefix: str = "",
@@ -152,26 +151,26 @@ def of(
     Raises:
         UserError: there is none that can be read.
     """
-    found = _read(folder, GLM2_TOKENS if model_type == "gLM2" else ())
-    plain = {token: id for token, id in found.ids.items() if not SPECIAL.fullmatch(token)}
+    files = _read(folder, GLM2_TOKENS if model_type == "gLM2" else ())
+    plain = {token: id for token, id in files.ids.items() if not SPECIAL.fullmatch(token)}
     if all(token.startswith(WORD_START) for token in plain if len(token) > 1):
         starts = {token for token in plain if token.startswith(WORD_START)}
         bare = {token: id for token, id in plain.items() if token not in starts}
         plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
-    prefix = _prefix(found, prefix, folder)
-    first, last = _around(found, model_type, prefix)
+    prefix = _prefix(files, prefix, folder)
+    first, last = _around(files, model_type, prefix)
     if is_causal:  # whose tokens see nothing behind them, and none is unknown
-        pad = unknown = min(found.ids.values())
+        pad = unknown = min(files.ids.values())
     else:
-        pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
+        pad, unknown = (_special(files.ids, folder, *names) for names in (PADS, UNKNOWNS))
     known = {token.lstrip(JOINTS) for token in plain}
 
     def make(own: Callable[[bytes], Ids], letters_per_token: int, **more: Any) -> Vocabulary:
         letters = "".join(sorted(token for token in known if len(token) == 1))
         size = max(*plain.values(), *first, *last, pad, unknown) + 1
         more = {"has_small_bases": model_type == "gLM2"} | more
-        told: dict[str, Any] = {"letters": letters.encode("ascii", "ignore"), "size": size}
-        return Vocabulary(own, first, last, pad, unknown, letters_per_token, **(told | more))
+        facts: dict[str, Any] = {"letters": letters.encode("ascii", "ignore"), "size": size}
+        return Vocabulary(own, first, last, pad, unknown, letters_per_token, **(facts | more))
 
     if (k := _kmer_length(plain)) and model_type == "esm":
         return make(_kmers_in_a_row(plain, k, unknown), k, is_by_letter=False)
@@ -196,14 +195,14 @@ def of(
             known |= set("UZOB")
         more = {"has_3di": has_3di, "is_of_structure": is_of_structure, "rare_as_x": rare_as_x}
         return make(_letters(plain, unknown, rare_as_x), 1, **more)
-    if found.tokenizer is None:
+    if files.tokenizer is None:
         raise UserError(
             f"{folder}: its vocabulary is neither letters nor k-mers, and there is no "
             "tokenizer.json, which cuts sequences; save the model's fast tokenizer there."
         )
-    own = _learned(found.tokenizer, first, last)
-    made = make(own, LEARNED_LETTERS, is_by_letter=False, is_learned=True)
-    return _in_chat(made, folder) if in_chat else made
+    own = _learned(files.tokenizer, first, last)
+    words = make(own, LEARNED_LETTERS, is_by_letter=False, is_learned=True)
+    return _in_chat(words, folder) if in_chat else words
 
 
 class _Found(NamedTuple):
@@ -219,7 +218,7 @@ class _Found(NamedTuple):
 
 
 def _read(folder: Path, known: Sequence[str]) -> _Found:
-    """Return what the files in `folder` tell; that it has the `known` tokens where none does."""
+    """Return the vocabulary by the files in `folder`; the `known` tokens if it has none."""
     fast, plain, pieces = (
         folder / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")
     )
@@ -240,20 +239,20 @@ def _read(folder: Path, known: Sequence[str]) -> _Found:
     added, settings = folder / "added_tokens.json", folder / "tokenizer_config.json"
     if added.is_file():
         ids |= {token: int(id) for token, id in json_of(added).items()}
-    told = json_of(settings) if settings.is_file() else {}
-    return _Found(ids, has_end=told.get("eos_token", "") is not None)
+    config = json_of(settings) if settings.is_file() else {}
+    return _Found(ids, has_end=config.get("eos_token", "") is not None)
 
 
 def _read_fast(path: Path) -> _Found:
-    """Return what a tokenizer.json says; the library that it is for may not be installed here."""
-    told = json_of(path)
+    """Return the vocabulary of a tokenizer.json; the library tokenizers may be missing here."""
+    content = json_of(path)
     try:
-        words = told["model"]["vocab"]
+        words = content["model"]["vocab"]
         if isinstance(words, list):  # of a Unigram: each with its score, in the order of ids
             words = {word: id for id, (word, _) in enumerate(words)}
-        added = {token["content"]: token["id"] for token in told.get("added_tokens") or ()}
+        added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
         ids = dict(words) | added
-        around = _template(told.get("post_processor") or {})
+        around = _template(content.get("post_processor") or {})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path}: this is not what the library tokenizers writes ({type(error).__name__}: "
@@ -267,15 +266,15 @@ def _template(processor: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str
     kind = processor.get("type")
     if kind == "Sequence":
         each = map(_template, processor["processors"])
-        return next((found for found in each if any(found)), ([], []))
+        return next((ends for ends in each if any(ends)), ([], []))
     if kind in ("BertProcessing", "RobertaProcessing"):
         return [processor["cls"][0]], [processor["sep"][0]]
     if kind != "TemplateProcessing":
         return [], []
     parts = processor["single"]
-    place = next(number for number, part in enumerate(parts) if "Sequence" in part)
+    index = next(number for number, part in enumerate(parts) if "Sequence" in part)
     names = [part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part]
-    return names[:place], names[place:]
+    return names[:index], names[index:]
 
 
 def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
@@ -287,35 +286,35 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
     )
 
 
-def _prefix(found: _Found, chosen: str, folder: Path) -> str:
-    """Return the token in front of each sequence that tells what follows; "" where there is none.
+def _prefix(files: _Found, chosen: str, folder: Path) -> str:
+    """Return the token in front of each sequence that names its kind; "" for none.
 
     Raises:
         UserError: the one that was chosen is not there.
     """
-    there = [token for token in PREFIXES if token in found.ids]
+    there = [token for token in PREFIXES if token in files.ids]
     if chosen and chosen not in there:
         remedy = f"take one of {', '.join(there)}" if there else "leave it out"
         raise UserError(
             f"options.prefix: the vocabulary in {folder} has no token {chosen!r} that may stand in "
             f"front of a sequence; {remedy}."
         )
-    return chosen or next((token for token in USUAL_PREFIXES if token in found.ids), "")
+    return chosen or next((token for token in USUAL_PREFIXES if token in files.ids), "")
 
 
-def _around(found: _Found, model_type: str, prefix: str) -> tuple[Ends, Ends]:
+def _around(files: _Found, model_type: str, prefix: str) -> tuple[Ends, Ends]:
     """Return the special tokens before and behind a sequence's own."""
-    if found.around is None or model_type == "gLM2":  # whose tokenizer leaves the strand to others
+    if files.around is None or model_type == "gLM2":  # whose tokenizer leaves the strand to others
         before, behind = map(list, USUAL_ENDS.get(model_type, (["<cls>"], ["<eos>"])))
-        behind = behind if found.has_end else []
+        behind = behind if files.has_end else []
     else:
-        before, behind = map(list, found.around)
+        before, behind = map(list, files.around)
     if prefix in STRANDS:
         before = [token for token in before if token not in STRANDS]
     if prefix and prefix not in before:
         before.insert(0, prefix)
     first, last = (
-        tuple(found.ids[name] for name in names if name in found.ids) for names in (before, behind)
+        tuple(files.ids[name] for name in names if name in files.ids) for names in (before, behind)
     )
     return first, last
 
@@ -393,14 +392,14 @@ def _number(kmer: str) -> int:
 
 
 def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:
-    """Return what makes a token of the next k bases where these are known, else of one base;
-    letters without a token are one unknown token together, as EsmTokenizer has it."""
+    """Return a function that makes a token of the next k known bases, else of one base. Adjacent
+    letters without a token are one unknown token, as in EsmTokenizer."""
     single = "".join(re.escape(token) for token in plain if len(token) == 1)
     cut = re.compile(f"[{BASES}]{{{k}}}|[{single}]|[^{single}]+")
 
     def own(letters: bytes) -> Ids:
-        found = cut.findall(letters.decode("ascii"))
-        return np.array([plain.get(token, unknown) for token in found], np.int64)
+        tokens = cut.findall(letters.decode("ascii"))
+        return np.array([plain.get(token, unknown) for token in tokens], np.int64)
 
     return own
 
@@ -417,18 +416,18 @@ def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
 
 
 def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
-    """Return a vocabulary with the tokens that the chat template in `folder` has around any text.
-    White space around a text is left out, since it might become a token together with them."""
+    """Return a vocabulary with the tokens of the chat template around any text. White space around
+    a text is left out, as it might join a token of the template."""
     tokenizer = chat.opened(folder)
-    one, other = (chat.tokens(tokenizer, text) for text in chat.MADE_UP)
-    first, last = chat.in_common(one, other), chat.in_common(one[::-1], other[::-1])[::-1]
+    ids_1, ids_2 = (chat.tokens(tokenizer, text) for text in chat.MADE_UP)
+    first, last = chat.in_common(ids_1, ids_2), chat.in_common(ids_1[::-1], ids_2[::-1])[::-1]
 
     def own(letters: bytes) -> Ids:
         try:
             ids = chat.tokens(tokenizer, letters.decode("utf-8").strip())
         except Exception as error:  # a template can raise anything, and quotes its data
-            told = f"it raised {type(error).__name__}"
-            raise RecordFailed(IN_TEMPLATE, told) from None
+            detail = f"it raised {type(error).__name__}"
+            raise RecordFailed(IN_TEMPLATE, detail) from None
         end = len(ids) - len(last)
         if ids[: len(first)] != first or ids[end:] != last or end < len(first):
             raise RecordFailed(IN_TEMPLATE, "a token is of the text and of the template")

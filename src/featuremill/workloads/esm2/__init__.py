@@ -110,11 +110,11 @@ class Result(NamedTuple):
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the protein records of `inputs`, or their regions; proteins that will be
     truncated or divided get a note."""
-    found: Iterator[Record] = proteins(inputs, options).each(functools.partial(_noted, options))
+    stream: Iterator[Record] = proteins(inputs, options).each(functools.partial(_noted, options))
     if options.regions:
         most = options.max_residues if options.long == "truncate" else None
-        found = regions.Regions(Path(options.regions)).split(found, most)
-    return found
+        stream = regions.Regions(Path(options.regions)).split(stream, most)
+    return stream
 
 
 def _noted(options: Options, record: Record) -> Record:
@@ -254,15 +254,15 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         for window in each
     ]
     device = model.encoder.device
-    pack, places = packing.pack(sequences, batch_cost, device), pooling.places(windows)
+    pack, indices = packing.pack(sequences, batch_cost, device), pooling.places(windows)
     if any(each.region for each in parts):
-        protein_of = {place: n for n, some in enumerate(together) for place in some}
-        spans = [(protein_of[place], *each.tokens) for place, each in enumerate(parts)]
-        places = places.of_regions(spans)
+        protein_of = {index: n for n, some in enumerate(together) for index in some}
+        spans = [(protein_of[index], *each.tokens) for index, each in enumerate(parts)]
+        indices = indices.of_regions(spans)
     if device.type == "cpu":
-        return Batch(pack, places)
+        return Batch(pack, indices)
     # A copy from pinned memory is queued on the GPU: the host does not wait for it.
-    return Batch(pack.each(lambda t: t.pin_memory()), places.each(lambda t: t.pin_memory()))
+    return Batch(pack.each(lambda t: t.pin_memory()), indices.each(lambda t: t.pin_memory()))
 
 
 def run(model: Model, batch: Batch) -> Result:

@@ -38,8 +38,8 @@ class Checkpoint(NamedTuple):
 
     tensors: Mapping[str, Tensor]
     """By the source's names, without the prefix of the whole model."""
-    made: Mapping[str, Tensor]
-    """Tensors of our file that the source lacks, by our names."""
+    added: Mapping[str, Tensor]
+    """Tensors of our file that the source lacks, by our names for them."""
     entries: Sequence[Entry]
     """The tensors of our file, in order."""
     sizes: Sizes
@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 
     def parts(self, entry: Entry) -> list[Tensor]:
         """Return the tensors that are stacked as `entry`."""
-        return [self.tensors[key] for key in entry.keys] or [self.made[entry.name]]
+        return [self.tensors[key] for key in entry.keys] or [self.added[entry.name]]
 
     def tensor(self, entry: Entry) -> Tensor:
         """Return the tensor of `entry`."""
@@ -88,9 +88,9 @@ def _fits_half(tensor: Tensor) -> bool:
 
 
 def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
-    """Return the setting `name` as a count, or `otherwise`. The settings may have been edited."""
-    given = facts.get(name)
-    text = str(otherwise if given is None or str(given) == "0" else given)
+    """Return the count in the setting `name`, or `otherwise`. The settings may have been edited."""
+    value = facts.get(name)
+    text = str(otherwise if value is None or str(value) == "0" else value)
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
         raise ValueError(f"its settings have {name} {text[:40]!r}, which is no count")
     return int(text)

@@ -178,11 +178,11 @@ def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
 def _refusing(payloads: Sequence[bytes]) -> Callable[[int, str], object]:
     """Return a function that reports, in a sentence, why one of `payloads` cannot be computed."""
 
-    def refuse(place: int, reason: str) -> None:
+    def refuse(index: int, reason: str) -> None:
         if reasons.kind_of(reason) is reasons.NOT_FINITE:
             raise UserError(f"embed: {reason}, such as dtype='fp32'.")
         raise UserError(
-            f"embed: memory ran out for one sequence of {len(payloads[place]):,} residues "
+            f"embed: memory ran out for one sequence of {len(payloads[index]):,} residues "
             f"({reason}); use long='truncate', or another device."
         )
 

@@ -139,7 +139,7 @@ class Encoder:
         device: torch.device,
         form: type[Product],
     ) -> Layer:
-        made = {name: form(*self._weights(get, number, name, device)) for name in PRODUCTS}
+        products = {name: form(*self._weights(get, number, name, device)) for name in PRODUCTS}
         prefix = f"layers.{number}."
         query_key_norm_2D = None
         if self.architecture.norms_query_and_key:
@@ -150,7 +150,7 @@ class Encoder:
             is_gated=self.architecture.is_gated,
             attention_norm=_norm(get, f"{prefix}attention_norm", device),
             feed_forward_norm=_norm(get, f"{prefix}feed_forward_norm", device),
-            **made,
+            **products,
         )
 
     def _exact(self, get: Get, number: int, device: torch.device) -> Weights:
@@ -251,7 +251,7 @@ class Encoder:
             normed_TD = block.stream.norm(stage.kernels, *layer.attention_norm, self.dtype)
             qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
             if not stage.turns_in_attention(layer):
-                positions_T = block.of(pack.positions_T)
+                positions_T = block.rows_of(pack.positions_T)
                 stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, positions_T, layer.query_key_norm_2D)
             return qkv_T3Hd if into is None else into.copy_(qkv_T3Hd)
 
@@ -263,7 +263,7 @@ class Encoder:
 
         def compute(block: Block) -> None:
             stream = block.stream
-            stream.add(layer.out, block.of(context_TD))
+            stream.add(layer.out, block.rows_of(context_TD))
             normed_TD = stream.norm(stage.kernels, *layer.feed_forward_norm, self.dtype)
             hidden_TF = layer.hidden(normed_TD, stage.kernels)
             del normed_TD

@@ -78,7 +78,8 @@ WORDS = {
     "FA2": "FA2",
     "direct": "direct",
 }
-"""By what FEATUREMILL_WITHOUT may hold: what is in the names of the ways that are meant."""
+"""The values of FEATUREMILL_WITHOUT, and what the names of the backends contain that each one
+excludes."""
 SAMPLE = 64
 """Rows of a full batch that are compared: the first, the last, and some between."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
@@ -109,17 +110,17 @@ class Fallbacks:
         self.copies = _kept(spread.ways(), left_out)
 
     def step_down(self, fault: Fault) -> None:
-        """Continue without the method that failed.
+        """Remove the method that failed, and use the next one.
 
         Raises:
             WorkloadError: it was the last one.
         """
         kind = WAYS_OF[fault.operation]
         names = [*map(_way, getattr(self, kind))]
-        place = _name(self._device)
+        device = _name(self._device)
         if len(names) < 2:
             raise WorkloadError(
-                f"{fault.operation} on {place} fails its check ({fault.text}) and has no fallback "
+                f"{fault.operation} on {device} fails its check ({fault.text}) and has no fallback "
                 "there; nothing was computed: see whether this torch fits the driver and the "
                 "device "
                 "(featuremill doctor)"
@@ -132,7 +133,7 @@ class Fallbacks:
         hints = HINTS_ON_CPU if self._device.type == "cpu" else HINTS
         log.warning(
             "%s: %s of %s fails its check (%s), so %s computes it instead: %s.",
-            place,
+            device,
             fault.operation,
             failed,
             fault.text,
@@ -146,14 +147,14 @@ def _way(way: Backend | Kernels | Copies | type[Product]) -> str:
 
 
 def _others(forms: list[type[Product]], operation: str) -> list[type[Product]]:
-    """Return those of `forms` that compute `operation` by other code than the first one, if there
-    are any: the same code would fail again."""
+    """Return the `forms` that compute `operation` by other code than the first one, if there are
+    any: the same code would fail again."""
 
-    def of(form: type[Product]) -> object:
+    def code(form: type[Product]) -> object:
         return form.gelu if operation == "product with GELU" else (form.__call__, form.STREAM)
 
     failed, *later = forms
-    return [form for form in later if of(form) != of(failed)] or later
+    return [form for form in later if code(form) != code(failed)] or later
 
 
 def _left_out() -> list[str]:

@@ -130,9 +130,9 @@ def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any], kind: Kind) -> 
 def _refuse_unless_alphabet(file: Path, tokens: list[str], kind: Kind) -> None:
     for id, token in enumerate(kind.alphabet):
         if tokens[id : id + 1] != [token]:
-            found = repr(tokens[id]) if id < len(tokens) else "missing"
+            actual = repr(tokens[id]) if id < len(tokens) else "missing"
             raise UserError(
-                f"{file}: its token {id} is {found}, and {kind.title}'s is {token!r}: the network "
+                f"{file}: its token {id} is {actual}, and {kind.title}'s is {token!r}: the network "
                 f"has learned another alphabet; {kind.others}."
             )
     if len(tokens) > kind.most_tokens:

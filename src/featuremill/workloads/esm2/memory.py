@@ -18,9 +18,9 @@ FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
 SLACK = 1.1
-"""On a CPU: the share that the allocator rounds up and cannot use."""
+"""The factor for memory that the allocator rounds up and cannot use, on a CPU."""
 CUDA_WEIGHTS_SLACK = 1.25
-"""The same for weights on a GPU: they are cut from segments of 20 MiB and more."""
+"""The factor for weights on a GPU: they are cut from segments of 20 MiB and more."""
 CUDA_FIXED_BYTES = 2**26
 """cuBLAS's workspace on Hopper (32 MiB), and segments that are used in part."""
 CPU_PROCESS_MB = 400

@@ -56,19 +56,19 @@ OTHERS = (
 
 
 def where_else(model: str) -> str:
-    """Return what to type for a model of another workload; "" where `model` names none, or a file
-    or folder that is there."""
+    """Return the command for a model of another workload; "" if `model` names none, or is an
+    existing file or folder."""
     if Path(model).expanduser().exists():
         return ""
     owner, _, last = model.rpartition("/")
-    asked = re.sub("[^a-z0-9]", "", last.lower())
-    found = next((one for one in OTHERS if re.match(one.pattern, asked)), None)
-    owners = {one.weights.partition("/")[0] for one in OTHERS}
-    if found is None or (owner and owner not in owners) or Path(last).suffix:  # a path
+    name = re.sub("[^a-z0-9]", "", last.lower())
+    match = next((network for network in OTHERS if re.match(network.pattern, name)), None)
+    owners = {network.weights.partition("/")[0] for network in OTHERS}
+    if match is None or (owner and owner not in owners) or Path(last).suffix:  # a path
         return ""
-    weights = model if owner else found.weights
-    then = f" Set alphabet: {found.alphabet} in that config." if found.alphabet else ""
+    weights = model if owner else match.weights
+    then = f" Set alphabet: {match.alphabet} in that config." if match.alphabet else ""
     return (
-        f"workload {found.workload} computes it: type hf download {weights}, then featuremill init "
-        f"YOUR.fasta --workload {found.workload} --model {found.model or weights}.{then}"
+        f"workload {match.workload} computes it: type hf download {weights}, then featuremill init "
+        f"YOUR.fasta --workload {match.workload} --model {match.model or weights}.{then}"
     )

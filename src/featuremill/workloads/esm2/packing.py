@@ -38,9 +38,9 @@ class Packed(NamedTuple):
     bounds: list[int]
     """Start of sequence n: `bounds[n]`; its end: `bounds[n + 1]`."""
     cu_seqlens: Tensor
-    """The same (int32) for a kernel that attends within all sequences at once. For it the padding
-    forms sequences as well: rows that it skips would hold whatever was in memory, and another
-    kernel that loads whole tiles would read them one layer later."""
+    """The bounds as int32, for a kernel that attends within all sequences at once. Here the padding
+    forms sequences as well: rows that the kernel skips would hold whatever was in memory, and
+    another kernel that loads whole tiles would read them one layer later."""
     pieces_N3: Tensor
     """The sequences, padding included, cut into pieces of at most `PIECE_ROWS` rows: start and end
     of the sequence, and the piece's first row in it (int32). Those of the longest come first: on a

@@ -57,8 +57,8 @@ class Block(NamedTuple):
     rows: slice
     stream: Stream
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return its rows of a tensor of all rows; the tensor itself if these are all."""
+    def rows_of(self, tensor: Tensor) -> Tensor:
+        """Return the rows of this block in a tensor of all rows."""
         return tensor if self.rows == slice(0, len(tensor)) else tensor[self.rows]
 
 
@@ -161,7 +161,7 @@ class Stage(NamedTuple):
         rows = into
 
         def put(block: Block) -> None:
-            compute(block, block.of(rows))
+            compute(block, block.rows_of(rows))
 
         self.each(put, blocks)
         return rows

@@ -15,7 +15,8 @@ BYTES_A_NUMBER_OF_WIDTH = 36
 (4), and the fp32 residual stream read and written three times (3 x 2 x 4 bytes), minus the part
 that is fused with the norm. Counted in `encoder.py`, not measured."""
 BYTES_A_NUMBER_OF_FEED_FORWARD = {False: 4, True: 12}
-"""The same for the feed forward's width: written and read once, or three times around a gate."""
+"""Bytes to and from memory for a token in a layer, for each number of the feed forward's width:
+written and read once, or three times around a gate."""
 HOST_TOKENS_PER_SECOND = 2_300_000
 """Tokens that one host thread prepares: 0.017 s for 40,000 tokens, `seconds.prepare` in the
 receipts of the demo on 2 cores of a Xeon. A faster GPU waits for it, so for small models every GPU
@@ -29,9 +30,9 @@ CPU_SECONDS_A_TOKEN = 12e-6
 those records; with 12 µs both are predicted within a third."""
 
 GPU_SHARES, GPU = {"bf16": 0.65, "fp16": 0.65, "fp32": 0.48}, "NVIDIA H200"
-"""Of the speed that operations and bytes allow by the data sheet: what extract without plan reached
-with 650M and 3B, in the four records of bench/results of 2026-11-26 (0.655 to 0.67 in bf16, 0.61 to
-0.67 in fp16, 0.49 to 0.53 and 0.43 in fp32)."""
+"""The share of the speed by the data sheet (operations and bytes) that a GPU reaches: what extract
+without plan reached with 650M and 3B, in the four records of bench/results of 2026-11-26 (0.655 to
+0.67 in bf16, 0.61 to 0.67 in fp16, 0.49 to 0.53 and 0.43 in fp32)."""
 WIDTH_OF_GPU_SHARES = 1280
 """They are known for models of this width and more."""
 

@@ -83,11 +83,11 @@ VERSION = "1"
 
 
 def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights:
-    """Return what is known of the model before it is converted, or once it has been in `layout`."""
+    """Return the metadata of the model, converted to `layout` or not."""
     CHECKPOINTS.refuse_missing(options.model, layout)
     source = CHECKPOINTS.locate(options.model)
-    if not source.path.exists() and (found := conversion.converted(source.name, layout)):
-        return Weights(source.name, Path(), "", found.metadata)
+    if not source.path.exists() and (entry := conversion.converted(source.name, layout)):
+        return Weights(source.name, Path(), "", entry.metadata)
     try:
         from featuremill.workloads.esmc import checkpoint
     except ImportError as error:

@@ -28,7 +28,7 @@ from featuremill.workloads.esmc.folder import ESM_C, facts_of
 PREFIX = "esmc."
 """Before the keys of the encoder where there is a head beside it."""
 HEAD_DIM = 64
-"""Of every published ESM C, where nothing says how many heads there are."""
+"""The width of a head in every published ESM C, whose files do not state the number of heads."""
 VECTOR = 16
 """Numbers that go together in the operations between products."""
 COMMON_PARTS = {"lm_head", "sequence_head"}
@@ -69,15 +69,15 @@ def _recognise(
     if not heads or width % (2 * heads):
         raise ValueError(f"{heads} attention heads do not divide its width {width}")
     sizes = Sizes(ARCHITECTURE, count, heads, width, _feed_forward(tensors, names))
-    found = {"num_layers": count, "embed_dim": width, "feed_forward": sizes.feed_forward}
-    refuse_other_sizes(found, facts)
+    known_sizes = {"num_layers": count, "embed_dim": width, "feed_forward": sizes.feed_forward}
+    refuse_other_sizes(known_sizes, facts)
     exponents = torch.arange(0, sizes.head_dim, 2).float() / sizes.head_dim
-    made = {FREQUENCIES: 1.0 / ROTARY_BASE**exponents}
+    added = {FREQUENCIES: 1.0 / ROTARY_BASE**exponents}
     entries = [Entry(FREQUENCIES, (), (sizes.head_dim // 2,)), *layout.entries(names, sizes)]
     dtype = tensors[names.embedding].dtype
     for entry in entries:
-        if not entry.keys and entry.name not in made:
-            made[entry.name] = torch.zeros(entry.shape, dtype=dtype)
+        if not entry.keys and entry.name not in added:
+            added[entry.name] = torch.zeros(entry.shape, dtype=dtype)
     if has_head:
         entries += layout.head_entries(names, sizes)
         if not any(key.startswith(names.head["dense"]) for key in tensors):
@@ -85,7 +85,7 @@ def _recognise(
                 f"it has no language-model head (no tensor {names.head['dense']}…), as an "
                 "EsmcForMaskedLM has"
             )
-    checkpoint = Checkpoint(tensors, made, entries, sizes, str(facts.get("license", "")))
+    checkpoint = Checkpoint(tensors, added, entries, sizes, str(facts.get("license", "")))
     check_tensors(checkpoint, names.of_encoder, (), COMMON_PARTS)
     return checkpoint
 

@@ -78,7 +78,7 @@ RESEARCH = PACKAGE._replace(
     },
     head={"dense": "lm_head.0", "norm": "lm_head.2", "decoder": "lm_head.3"},
 )
-"""Of TransformerEngine, which also stores its own state."""
+"""The names of TransformerEngine, which also stores its own state."""
 STATE_OF_ENGINE = "_extra_state"
 """How the names of that end."""
 

@@ -51,8 +51,8 @@ def takes(model: str) -> bool:
         return True
     with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
         if path.is_dir():
-            told = json.loads((path / CONFIG).read_text("utf-8"))
-            return bool(told.get("model_type") == "esmc")
+            config = json.loads((path / CONFIG).read_text("utf-8"))
+            return bool(config.get("model_type") == "esmc")
         names = header(path)
         return any(name in names for name in QUERY_NORMS)
     return False
@@ -137,7 +137,7 @@ def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted
     from featuremill.workloads.esmc import checkpoint
 
     _log.info("converting %s", source.path)
-    found = checkpoint.read(source.path, has_head)
-    sha256 = conversion.write(found, path)
-    name = f"esmc_t{found.sizes.num_layers}_w{found.sizes.width}-{sha256[:8]}"
-    return Converted(name, sha256, found.metadata())
+    read_checkpoint = checkpoint.read(source.path, has_head)
+    sha256 = conversion.write(read_checkpoint, path)
+    name = f"esmc_t{read_checkpoint.sizes.num_layers}_w{read_checkpoint.sizes.width}-{sha256[:8]}"
+    return Converted(name, sha256, read_checkpoint.metadata())

@@ -83,15 +83,14 @@ SHIFT = pa.struct(
 near 1. NaN if the gene is not among the cell's `tokens` (but for `overexpress_absent`), is deleted
 and the only one, or is overexpressed and first already."""
 SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
-"""The same with `shift` towards a `state`: the perturbed cell's cosine with the state, minus the
+"""A shift towards a `state`: `shift` is the perturbed cell's cosine with the state, minus the
 cell's."""
 SHIFTS, GENE_SHIFTS, GENES = "shifts", "gene_shifts", "genes"
 """The columns that the outputs `perturbations`, `gene_statistics`, `gene_shifts` and
 `gene_embeddings` read: shifts, shifts with the cosines of all genes, and the names of genes."""
 COSINES = pa.field("cosines", pa.list_(pa.float64()))
-"""Of each of a row's `genes`, the cosine of its vector in the cell with that in the perturbed cell;
-NaN for perturbed genes and those that are cut off, empty if there is no `cosine`, and after the
-first state."""
+"""For each of a row's `genes`, the cosine of its vectors in the cell and the perturbed cell; NaN
+for perturbed and cut genes, empty without a `cosine` and after the first state."""
 LONG = 40
 """Tokens of the test at load time; half as many, padded to it, must give the same vectors."""
 
@@ -140,7 +139,7 @@ def _facts_of(folder: Path) -> Facts:
 
 def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
     facts = _facts_of(folder)
-    known = genes.of(options, facts)
+    known = genes.load(options, facts)
     if "cls" in options.pool and not known.words.has_first:
         raise UserError("options.pool: V1 has no <cls>; take mean.")
     return facts, known
@@ -174,14 +173,14 @@ def cost(payload: bytes, options: Options) -> int:
 
 
 def _lengths_before(done: Sequence[cells.Perturbed]) -> list[int]:
-    """Return of how many of its genes a cell is computed unperturbed, each once, most first."""
-    return sorted({one.num_before for one in done}, reverse=True)
+    """Return the distinct lengths at which the cell is computed unperturbed, the longest first."""
+    return sorted({each.num_before for each in done}, reverse=True)
 
 
 def _rows(cell: cells.Cell, done: Sequence[cells.Perturbed]) -> list[cells.Tokens]:
-    """Return what is computed of a cell: itself, then its perturbed cells."""
+    """Return the token rows of a cell: its own, then those of its perturbed cells."""
     before = [cell.tokens[:length] for length in _lengths_before(done)]
-    return before + [one.tokens for one in done]
+    return before + [each.tokens for each in done]
 
 
 def weights(options: Options) -> str:
@@ -283,16 +282,16 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     from featuremill.workloads.encoder import padding
 
     words, perturb = model.genes.words, model.options.perturb
-    given = [cells.cell_of(payload) for payload in payloads]
+    cells_given = [cells.cell_of(payload) for payload in payloads]
 
     def row(tokens: cells.Tokens) -> Any:
         return np.concatenate((words.first, tokens, words.last)).astype(np.int64)
 
     if perturb == "none":
-        together = padding.groups([row(cell.tokens) for cell in given], words, batch_cost)
-        return Batch([together], given, [])
-    batch = Batch([], given, [])
-    for cell in given:
+        together = padding.groups([row(cell.tokens) for cell in cells_given], words, batch_cost)
+        return Batch([together], cells_given, [])
+    batch = Batch([], cells_given, [])
+    for cell in cells_given:
         done = cells.possible(cell, model.options, model.genes.most)
         rows = [row(tokens) for tokens in _rows(cell, done)]
         # A longer perturbed cell would come before the cell itself, which it is compared with.
@@ -300,7 +299,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         unit = padding.groups(rows[:num_before], words, model.batch_tokens, 0.0)
         others = padding.groups(rows[num_before:], words, model.batch_tokens, 0.0)
         for group in others:
-            unit.append(group._replace(places=[num_before + place for place in group.places]))
+            unit.append(group._replace(places=[num_before + index for index in group.places]))
         batch.units.append(unit)
         batch.done.append(done)
     return batch
@@ -354,19 +353,19 @@ def _vectors(model: Model, result: Result) -> pa.RecordBatch:
     pooled = columns.schema(model.options.of_encoder, model.network.width, is_by_letter=True)
     num_pooled = len(pooled)
     of_cells = padding.in_order([each[:num_pooled] for each in values], unit, ones)
-    found = columns.batch(of_cells, ones, pooled)
+    of_batch = columns.batch(of_cells, ones, pooled)
     if not model.options.gene_vectors:
-        return found
+        return of_batch
     genes_of_cells = [_delivered(model, cell) for cell in result.batch.cells]
     counts = [len(tokens) for tokens in genes_of_cells]
-    places = np.concatenate([group.places for group in unit])
-    order = np.argsort(np.repeat(places, np.take(counts, places)), kind="stable")
+    indices = np.concatenate([group.places for group in unit])
+    order = np.argsort(np.repeat(indices, np.take(counts, indices)), kind="stable")
     names = [[model.genes.names[token] for token in tokens] for tokens in genes_of_cells]
     of_genes = [
         lists_of_vectors(np.concatenate([part.cpu().numpy() for part in parts])[order], counts)
         for parts in zip(*(each[num_pooled:] for each in values), strict=True)
     ]
-    arrays = [*found.columns, pa.array(names, pa.list_(pa.string())), *of_genes]
+    arrays = [*of_batch.columns, pa.array(names, pa.list_(pa.string())), *of_genes]
     return pa.RecordBatch.from_arrays(arrays, schema=model.columns)
 
 
@@ -411,27 +410,28 @@ def _shifts(
         shift[COSINES.name] = []
     if done:
         before = _lengths_before(done)
-        places = np.array([before.index(one.num_before) for one in done])
-        numbers, after = [one.number for one in done], np.arange(len(done)) + len(before)
+        rows_before = np.array([before.index(each.num_before) for each in done])
+        numbers, after = [each.number for each in done], np.arange(len(done)) + len(before)
         vectors_SE, *of_genes = padding.in_order(values, unit, [1] * (len(before) + len(done)))
         if options.shift == "genes":
             cosines = of_genes[0][after]
         else:
-            each_SS = [_cosines(vectors_SE, vectors_SE[place]) for place in range(len(before))]
-            cosines = np.stack(each_SS)[places, after]
-        for one, cosine in zip(done, cosines.tolist(), strict=True):
-            shifts[one.number] |= {"cosine": cosine, "tokens": one.num_before}
-        for one, row in zip(done, of_genes[-1][after] if options.gene_shifts else (), strict=False):
-            shifts[one.number][COSINES.name] = row
+            each_SS = [_cosines(vectors_SE, vectors_SE[index]) for index in range(len(before))]
+            cosines = np.stack(each_SS)[rows_before, after]
+        for each, cosine in zip(done, cosines.tolist(), strict=True):
+            shifts[each.number] |= {"cosine": cosine, "tokens": each.num_before}
+        if options.gene_shifts:
+            for each, row in zip(done, of_genes[-1][after], strict=True):
+                shifts[each.number][COSINES.name] = row
         for state, vector_E in model.states.items():
             towards_S = _cosines(vectors_SE, vector_E)
-            towards[state][numbers] = towards_S[after] - towards_S[places]
+            towards[state][numbers] = towards_S[after] - towards_S[rows_before]
     if not towards:
         return shifts
     return [
-        {**shift, "state": state, "shift": float(of_state[place])}
+        {**shift, "state": state, "shift": float(of_state[index])}
         | ({COSINES.name: []} if options.gene_shifts and number else {})
-        for place, shift in enumerate(shifts)
+        for index, shift in enumerate(shifts)
         for number, (state, of_state) in enumerate(towards.items())
     ]
 
@@ -448,7 +448,7 @@ def _turns_of_genes(
     model: Model,
     own: list[Tensor],
     hidden: Mapping[int, Tensor],
-    places: Sequence[int],
+    indices: Sequence[int],
     cell: cells.Cell,
     done: Sequence[cells.Perturbed],
 ) -> list[Tensor]:
@@ -467,16 +467,16 @@ def _turns_of_genes(
     genes_BTE = hidden_BTE[:, len(model.genes.words.first) :]
     before = _lengths_before(done)
     device = genes_BTE.device
-    means_B = torch.full((len(places),), torch.nan, dtype=torch.float64, device=device)
+    means_B = torch.full((len(indices),), torch.nan, dtype=torch.float64, device=device)
     each_BT = means_B.unsqueeze(1).repeat(1, len(cell.tokens) * wants_each)
-    for row, (place, perturbed_TE) in enumerate(zip(places, genes_BTE, strict=True)):
-        if place < len(before):
+    for row, (index, perturbed_TE) in enumerate(zip(indices, genes_BTE, strict=True)):
+        if index < len(before):
             own.append(perturbed_TE)
             continue
-        one = done[place - len(before)]
-        kept = torch.from_numpy(one.kept).to(device)
-        before_KE = own[before.index(one.num_before)][kept].double()
-        after_KE = perturbed_TE[len(one.tokens) - len(one.kept) : len(one.tokens)].double()
+        _, tokens, kept_K, num_before = done[index - len(before)]
+        kept = torch.from_numpy(kept_K).to(device)
+        before_KE = own[before.index(num_before)][kept].double()
+        after_KE = perturbed_TE[len(tokens) - len(kept) : len(tokens)].double()
         cosines_K = torch.cosine_similarity(before_KE, after_KE, dim=1)
         means_B[row] = cosines_K.mean()
         if wants_each:

@@ -133,11 +133,11 @@ def _refuse_no_counts(path: Path, options: Options, file: h5ad.Cells, block: h5a
     with np.errstate(invalid="ignore"):
         bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0) & (values == np.floor(values))))
     if len(bad):
-        place = int(bad[0])
-        cell = int(np.searchsorted(block.edges, place, side="right")) - 1
-        gene = file.genes[int(block.columns[place])]
+        index = int(bad[0])
+        cell = int(np.searchsorted(block.edges, index, side="right")) - 1
+        gene = file.genes[int(block.columns[index])]
         raise UserError(
-            f"{path}: {options.counts} holds {values[place]:g} for gene {one_line(gene)} of cell "
+            f"{path}: {options.counts} holds {values[index]:g} for gene {one_line(gene)} of cell "
             f"{one_line(block.names[cell])}, which is no count; set counts under options to where "
             "the counts are, such as raw or layers/counts."
         )
@@ -209,11 +209,11 @@ def possible(cell: Cell, options: Options, most: int) -> list[Perturbed]:
     What no longer fits is cut off as Geneformer does: the perturbed cell ends at `most` genes. The
     unperturbed one loses its last ones, as many as it would have above `most` with the absent ones.
     """
-    places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
+    rank_of: dict[Any, int] = {token: rank for rank, token in enumerate(cell.tokens.tolist())}
     is_overexpressed = options.perturb == "overexpress"
     every = []
     for number, tokens in enumerate(perturbations(cell, options)):
-        own = [places[token] for token in tokens.tolist() if token in places]
+        own = [rank_of[token] for token in tokens.tolist() if token in rank_of]
         num_absent = len(tokens) - len(own)
         kept = np.delete(np.arange(len(cell.tokens)), own)
         front = tokens if is_overexpressed else tokens[:0]

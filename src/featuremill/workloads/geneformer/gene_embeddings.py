@@ -52,7 +52,7 @@ class Writer:
         """The number of each gene, in the order in which they came."""
         self._cells = np.zeros(0, np.int64)
         self._sums = [np.zeros((0, width), np.int64) for width in widths]
-        """Of each column (genes, width), in steps."""
+        """The sums of each column, of shape (genes, width), in steps."""
         self._largest = 0.0
 
     def write(self, block: pa.Table) -> None:
@@ -62,17 +62,17 @@ class Writer:
         texts = pc.list_flatten(block[GENES].combine_chunks()).dictionary_encode()
         known = self._numbers
         codes = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
-        places = np.array(codes, np.int64)[texts.indices.to_numpy()]
+        genes = np.array(codes, np.int64)[texts.indices.to_numpy()]
         more = len(known) - len(self._cells)
-        self._cells = np.pad(self._cells, (0, more)) + np.bincount(places, minlength=len(known))
+        self._cells = np.pad(self._cells, (0, more)) + np.bincount(genes, minlength=len(known))
         for column, name in enumerate(self._columns):
             sums = np.pad(self._sums[column], ((0, more), (0, 0)))
             numbers = pc.list_flatten(pc.list_flatten(block[name].combine_chunks())).to_numpy()
-            rows = numbers.reshape(len(places), sums.shape[1]).astype(np.float32)
+            rows = numbers.reshape(len(genes), sums.shape[1]).astype(np.float32)
             self._check(rows)
             steps = np.rint(rows / np.float32(STEP)).astype(np.int64)
-            for place, row in zip(places.tolist(), steps, strict=True):
-                sums[place] += row
+            for gene, row in zip(genes.tolist(), steps, strict=True):
+                sums[gene] += row
             self._sums[column] = sums
 
     def close(self) -> None:

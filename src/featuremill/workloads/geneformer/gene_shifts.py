@@ -95,8 +95,8 @@ class Writer:
         order = np.lexsort(
             (_ranks(affected)[genes], _ranks(perturbed)[numbers], _ranks(kinds)[numbers])
         )
-        told = {"gene": perturbed[numbers], "kind": kinds[numbers], "affected": affected[genes]}
-        columns = {name: pa.array(texts[order], pa.string()) for name, texts in told.items()}
+        texts_of = {"gene": perturbed[numbers], "kind": kinds[numbers], "affected": affected[genes]}
+        columns = {name: pa.array(texts[order], pa.string()) for name, texts in texts_of.items()}
         metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
         table = pa.table(columns | described(self._sums[:, order]))
         table = table.replace_schema_metadata(metadata)

@@ -77,8 +77,8 @@ class Writer:
         at = np.array([self._places[key] for key in order], np.int64)
         metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
         columns = {
-            name: pa.array([key[place] for key in order], pa.string())
-            for place, name in enumerate(self._by)
+            name: pa.array([key[index] for key in order], pa.string())
+            for index, name in enumerate(self._by)
         }
         table = pa.table(columns | described(self._sums[:, at]))
         table = table.replace_schema_metadata(metadata)
@@ -108,10 +108,10 @@ def _sums(values: Any, groups: Any, num_groups: int) -> Any:
     return np.stack([counts, np.where(counts > 0, means, 0.0), squares])
 
 
-def _together(one: Any, other: Any) -> Any:
+def _together(first: Any, second: Any) -> Any:
     """Return the sums of both (Chan, Golub and LeVeque 1979)."""
-    counts = one[0] + other[0]
-    weights = other[0] / np.maximum(counts, 1)
-    distances = other[1] - one[1]
-    means = one[1] + distances * weights
-    return np.stack([counts, means, one[2] + other[2] + distances**2 * one[0] * weights])
+    counts = first[0] + second[0]
+    weights = second[0] / np.maximum(counts, 1)
+    distances = second[1] - first[1]
+    means = first[1] + distances * weights
+    return np.stack([counts, means, first[2] + second[2] + distances**2 * first[0] * weights])

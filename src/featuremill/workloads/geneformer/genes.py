@@ -57,7 +57,7 @@ class Genes(NamedTuple):
     """The token of the option `anchor`; empty without it."""
 
 
-def of(options: Options, facts: Facts) -> Genes:
+def load(options: Options, facts: Facts) -> Genes:
     """Return the genes of a model.
 
     Raises:

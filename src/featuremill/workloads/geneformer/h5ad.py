@@ -64,8 +64,8 @@ class Cells:
             )
 
     def _places(self, file: h5py.File, counts: str) -> tuple[Any, Any]:
-        place, frame = ("raw/X", "raw/var") if counts == "raw" else (counts, "var")
-        for name in ("obs", frame, place):
+        matrix, frame = ("raw/X", "raw/var") if counts == "raw" else (counts, "var")
+        for name in ("obs", frame, matrix):
             if name not in file:
                 layers = [f"layers/{layer}" for layer in file.get("layers", ())]
                 there = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
@@ -73,7 +73,7 @@ class Cells:
                     f"{self._path}: there is no {name} in it; set counts under options to where "
                     f"the counts are ({there or 'it has no matrix'})."
                 )
-        return file[place], file[frame]
+        return file[matrix], file[frame]
 
     def _genes(self, var: Any, chosen: str) -> tuple[str, list[str]]:
         names = _columns_of(var)

@@ -27,13 +27,13 @@ def write(cells: Any, path: Path) -> Path:
 
 
 def _in_plain_types(frame: Any) -> Any:
-    """Return a DataFrame with its texts and categories as Python's strings, since anndata 0.12 does
-    not write pandas 3's own; what is missing is "", as readers have it."""
-    names, found = frame.index.astype(object), {}
+    """Return a DataFrame with texts and categories as Python's strings, since anndata 0.12 cannot
+    write those of pandas 3; a missing value is "", as in readers."""
+    names, columns = frame.index.astype(object), {}
     for name, column in frame.items():
         if column.dtype.kind not in "iufb":
             values = zip(column.tolist(), column.isna().tolist(), strict=True)
             texts = ["" if is_missing else str(value) for value, is_missing in values]
             column = type(column)(texts, index=column.index, dtype=object)
-        found[str(name)] = column.set_axis(names)
-    return type(frame)(found, index=names)
+        columns[str(name)] = column.set_axis(names)
+    return type(frame)(columns, index=names)

@@ -47,10 +47,10 @@ def published(source: Path, fasta: Path, declared: str, layer: int | None) -> It
     """Read vectors of files that others published."""
     from featuremill.workloads.imported.files import lots_of, read
 
-    found = read(source, layer)
-    for first, table, num_without in lots_of(found, source, fasta):
-        told = {"width": len(first), "dtype": first.dtype.name, "declared": declared + found.about}
-        yield Options.model_validate(told), table, num_without
+    file = read(source, layer)
+    for first, table, num_without in lots_of(file, source, fasta):
+        facts = {"width": len(first), "dtype": first.dtype.name, "declared": declared + file.about}
+        yield Options.model_validate(facts), table, num_without
 
 
 def cost(payload: bytes, options: Options) -> int:

@@ -28,7 +28,7 @@ class Published(NamedTuple):
 
     keys: dict[str, Any]
     """By each name of a protein."""
-    of: Callable[[Any], Vector]
+    vector_of: Callable[[Any], Vector]
     """Returns the vector of a key."""
     about: str = ""
     """What the file tells of them besides."""
@@ -38,7 +38,7 @@ class Lot(NamedTuple):
     """Some vectors of one kind."""
 
     first: Vector
-    """Of all lots."""
+    """The first vector of all lots."""
     table: pa.Table
     """sha256 of the payload, and vector; each sequence once."""
     num_without: int
@@ -66,7 +66,7 @@ def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
     first: Vector | None = None
     held: dict[bytes, Vector] = {}
     for sha256, (key, id) in wanted.items():
-        vector = published.of(key)
+        vector = published.vector_of(key)
         first = vector if first is None else first
         if (vector.shape, vector.dtype) != (first.shape, first.dtype):
             raise UserError(
@@ -120,11 +120,11 @@ def _table(held: dict[bytes, Vector]) -> pa.Table:
 
 
 def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:
-    """Yield each record with the names by which a file of vectors may call it."""
+    """Yield each record with the keys that a file of vectors may use for it."""
     records = proteins([fasta])
     while some := list(itertools.islice(records, 10_000)):
-        found = accessions(pa.array([record.id for record in some])).to_pylist()
-        for record, accession in zip(some, found, strict=True):
+        accessions_of_records = accessions(pa.array([record.id for record in some])).to_pylist()
+        for record, accession in zip(some, accessions_of_records, strict=True):
             header = f"{record.id} {record.description}".strip()
             yield record, [header, record.id, accession]
 
@@ -155,14 +155,14 @@ def _of_hdf5(path: Path) -> Published:
                 )
 
     def vector(key: str) -> Vector:
-        found = file[key][()]
-        if getattr(found, "ndim", 0) != 1 or found.dtype.kind != "f":
+        numbers = file[key][()]
+        if getattr(numbers, "ndim", 0) != 1 or numbers.dtype.kind != "f":
             raise UserError(
                 f"{path}: dataset {key} is not one vector of numbers but has the shape "
-                f"{np.shape(found)}; vectors a residue cannot be imported."
+                f"{np.shape(numbers)}; vectors a residue cannot be imported."
             )
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused as not finite
-            return np.asarray(found, np.float16 if found.dtype == np.float16 else np.float32)
+            return np.asarray(numbers, np.float16 if numbers.dtype == np.float16 else np.float32)
 
     return Published(keys, vector)
 

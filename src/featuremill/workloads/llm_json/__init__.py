@@ -134,7 +134,7 @@ class Row(NamedTuple):
 
 @contextlib.contextmanager
 def _without_words() -> Iterator[None]:
-    """Replace an exception by its class and place: libraries quote the data in messages."""
+    """Replace an exception by its class and position: libraries quote the data in messages."""
     try:
         yield
     except (UserError, WorkloadError, RecordFailed):
@@ -143,9 +143,9 @@ def _without_words() -> Iterator[None]:
         of_device = is_out_of_memory(error) or is_device_error(error)
         if of_device or fault_of_installation(error):
             raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise RuntimeError(
-            f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}); "
+            f"{type(error).__name__} in {frame.name} ({Path(frame.filename).name}:{frame.lineno}); "
             "its text is left out, as it may contain a record's text"
         ) from None
 
@@ -161,7 +161,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         try:
             row = json.loads(record.payload)
             reason = _empty(row, options.required_columns)
-            text = "" if reason else prompt.of(row)
+            text = "" if reason else prompt.fill(row)
             payload = text.encode()
         except UserError:
             raise
@@ -203,8 +203,8 @@ def weights_ahead(options: Options) -> Weights:
     from featuremill.workload import Weights
 
     folder = place_of(options.model)
-    told = memory.size_told(folder)._asdict()
-    return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
+    size = memory.size_told(folder)._asdict()
+    return Weights(folder.name, folder, "", {name: str(number) for name, number in size.items()})
 
 
 def weights_mb(weights: Weights) -> float:
@@ -262,7 +262,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     import pyarrow as pa
 
     properties = replies.properties(replies.read(options.json_schema))
-    fields = pa.struct({name: one.type for name, one in properties.items()})
+    fields = pa.struct({name: column.type for name, column in properties.items()})
     return pa.schema(
         {
             "json": pa.string(),
@@ -342,15 +342,15 @@ def _tokens(options: Options, tokenizer: PreTrainedTokenizerFast, prompt: str) -
 
 
 def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Return the tokens that prompts begin with, by two made-up rows; nothing where a template
-    takes no such rows, as it may expect other values."""
+    """Return the common first tokens of prompts, found with two made-up rows; [] if the template
+    rejects such rows."""
     prompt = prompts.read(options.prompt)
     made_up = [dict.fromkeys(prompt.columns, value) for value in chat.MADE_UP]
     try:
-        one, other = (_tokens(options, tokenizer, prompt.of(row)) for row in made_up)
+        first, second = (_tokens(options, tokenizer, prompt.fill(row)) for row in made_up)
     except Exception:  # a template can raise anything
         return []
-    return chat.in_common(one, other)
+    return chat.in_common(first, second)
 
 
 def run(model: Model, batch: list[Asked]) -> list[Row]:
@@ -359,26 +359,26 @@ def run(model: Model, batch: list[Asked]) -> list[Row]:
     options = model.options
     assert options.context is not None
     room = options.context - options.max_tokens
-    for place, asked in enumerate(batch):
-        if len(asked.tokens) > room:
+    for number, request in enumerate(batch):
+        if len(request.tokens) > room:
             counts = (
-                f"{len(asked.tokens):,} tokens, and a context of {options.context:,} has {room:,} "
-                f"beside the reply's {options.max_tokens:,}"
+                f"{len(request.tokens):,} tokens, and a context of {options.context:,} has "
+                f"{room:,} beside the reply's {options.max_tokens:,}"
             )
-            rows[place] = Row(PROMPT_TOO_LONG.reason(counts), {})
-    left = [place for place in range(len(batch)) if place not in rows]
+            rows[number] = Row(PROMPT_TOO_LONG.reason(counts), {})
+    left = [number for number in range(len(batch)) if number not in rows]
     with _without_words():
         for attempt in range(1, options.attempts + 1):
-            given = model.engine.replies([batch[place] for place in left], attempt)
-            for place, reply in zip(left, given, strict=True):
-                rows[place] = _judged(model, batch[place], reply, attempt)
-            left = [place for place in left if rows[place].reason]
+            replies_given = model.engine.replies([batch[number] for number in left], attempt)
+            for number, reply in zip(left, replies_given, strict=True):
+                rows[number] = _judged(model, batch[number], reply, attempt)
+            left = [number for number in left if rows[number].reason]
             if not left:
                 break
-    return [rows[place] for place in range(len(batch))]
+    return [rows[number] for number in range(len(batch))]
 
 
-def _judged(model: Model, asked: Asked, reply: Reply, attempt: int) -> Row:
+def _judged(model: Model, request: Asked, reply: Reply, attempt: int) -> Row:
     from featuremill.workloads.llm_json.engines import LENGTH, STOP
 
     times = f" ({attempt} attempts)" if attempt > 1 else ""
@@ -395,7 +395,7 @@ def _judged(model: Model, asked: Asked, reply: Reply, attempt: int) -> Row:
         "fields": fields,
         "attempts": attempt,
         "finish": reply.finish,
-        "tokens_in": len(asked.tokens),
+        "tokens_in": len(request.tokens),
         "tokens_out": reply.num_tokens,
     }
     return Row(None, values)
@@ -408,6 +408,6 @@ def collect(model: Model, result: list[Row]) -> pa.RecordBatch:
     nothing = dict.fromkeys(model.columns.names)
     with _without_words():
         values = pa.RecordBatch.from_pylist(
-            [one.values or nothing for one in result], model.columns
+            [row.values or nothing for row in result], model.columns
         )
-    return values.append_column("reason", pa.array([one.reason for one in result], pa.string()))
+    return values.append_column("reason", pa.array([row.reason for row in result], pa.string()))

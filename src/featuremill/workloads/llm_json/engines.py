@@ -52,9 +52,9 @@ class Asked(NamedTuple):
 class _Row:
     """A prompt whose reply is being made."""
 
-    place: int
-    """In what was asked."""
-    asked: Asked
+    number: int
+    """The index of the request."""
+    request: Asked
     matcher: LLMatcher
     chosen: list[int] = field(default_factory=list)
     """Tokens of the reply, without those that end it."""
@@ -76,7 +76,7 @@ class Engine(Protocol):
 
     backend: str
 
-    def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:
+    def replies(self, requests: Sequence[Asked], attempt: int) -> list[Reply]:
         """Return the reply to each prompt, in order; attempts count from 1."""
 
 
@@ -155,35 +155,35 @@ class Transformers:
         )
 
     @torch.inference_mode()
-    def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:
-        """Return the reply to each prompt. As a row ends, the next one takes its slot."""
+    def replies(self, requests: Sequence[Asked], attempt: int) -> list[Reply]:
+        """Return the reply to each prompt. When a row ends, the next request takes its slot."""
         from featuremill.workloads.llm_json.slots import Alone, Slots
 
-        longest = max((len(one.tokens) for one in asked), default=0)
+        longest = max((len(request.tokens) for request in requests), default=0)
         num_tokens = longest + self._options.max_tokens
-        num_rows = 1 if self._is_alone else min(self._most_rows(num_tokens), len(asked))
+        num_rows = 1 if self._is_alone else min(self._most_rows(num_tokens), len(requests))
         slots: Slots | Alone = (
             Alone(self._network, self._keeps)
             if self._is_alone
             else Slots(self._network, num_rows, num_tokens, self._beginning)
         )
-        found: dict[int, Reply] = {}
-        waiting = list(range(len(asked)))[::-1]
+        reply_of: dict[int, Reply] = {}
+        waiting = list(range(len(requests)))[::-1]
         rows: list[_Row] = []
-        """Of the slots, in their order."""
+        """The rows in the slots, in the order of the slots."""
         while waiting or rows:
             while waiting and len(rows) < num_rows:
-                place = waiting.pop()
-                row = _Row(place, asked[place], self._matcher())
-                logits_V = slots.give(len(rows), row.asked.tokens)
+                number = waiting.pop()
+                row = _Row(number, requests[number], self._matcher())
+                logits_V = slots.give(len(rows), row.request.tokens)
                 rows.append(row)
                 self._choose([row], logits_V[None], attempt)
-                self._end(rows, slots, found)
+                self._end(rows, slots, reply_of)
             if rows:
                 logits_RV = slots.step([row.last for row in rows])
                 self._choose(rows, logits_RV, attempt)
-                self._end(rows, slots, found)
-        return [found[place] for place in range(len(asked))]
+                self._end(rows, slots, reply_of)
+        return [reply_of[number] for number in range(len(requests))]
 
     def _choose(self, rows: Sequence[_Row], logits_RV: torch.Tensor, attempt: int) -> None:
         """Choose the next token of each row, under its grammar."""
@@ -195,7 +195,7 @@ class Transformers:
             if row.matcher.is_error():
                 row.finish, allowed_V[:] = str(row.matcher.stop_reason()), True
         numbers = [
-            drawn(self._options.seed, row.asked.sha256, attempt, len(row.chosen)) for row in rows
+            drawn(self._options.seed, row.request.sha256, attempt, len(row.chosen)) for row in rows
         ]
         tokens = _chosen(logits_RV, allowed_RV, self._options.temperature, numbers)
         for row, token in zip(rows, tokens, strict=True):
@@ -215,14 +215,14 @@ class Transformers:
         elif len(row.chosen) >= self._options.max_tokens:
             row.finish = LENGTH
 
-    def _end(self, rows: list[_Row], slots: Slots | Alone, found: dict[int, Reply]) -> None:
-        """Give up the slots of rows that have ended; the last row takes the place of one."""
+    def _end(self, rows: list[_Row], slots: Slots | Alone, reply_of: dict[int, Reply]) -> None:
+        """Free the slots of rows that have ended; the last row moves into a freed slot."""
         for slot in range(len(rows) - 1, -1, -1):
             row = rows[slot]
             if row.finish:
                 text = self._words.decode_bytes(row.chosen).decode(errors="replace")
                 is_whole = row.finish in (STOP, LENGTH)
-                found[row.place] = Reply(text if is_whole else "", len(row.chosen), row.finish)
+                reply_of[row.number] = Reply(text if is_whole else "", len(row.chosen), row.finish)
                 slots.free(slot)
                 rows[slot] = rows[-1]
                 rows.pop()
@@ -256,10 +256,10 @@ def _chosen(
 
 
 def _drawn(shares_V: np.ndarray[Any, Any], number: int) -> int:
-    places = np.flatnonzero(shares_V)
-    sums = shares_V[places].cumsum()
-    place = np.searchsorted(sums, number / 2**64 * sums[-1], side="right")
-    return int(places[min(place, len(places) - 1)])
+    tokens = np.flatnonzero(shares_V)
+    sums = shares_V[tokens].cumsum()
+    index = np.searchsorted(sums, number / 2**64 * sums[-1], side="right")
+    return int(tokens[min(index, len(tokens) - 1)])
 
 
 def _network(folder: Path, options: Options, devices: Sequence[torch.device]) -> tuple[Any, Copies]:
@@ -288,9 +288,9 @@ def _network(folder: Path, options: Options, devices: Sequence[torch.device]) ->
             **more,
         )
     except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
+        detail = " ".join(str(error).split())[:200].rstrip(".")
         raise UserError(
-            f"{folder}: transformers cannot load this model ({said}); download it again."
+            f"{folder}: transformers cannot load this model ({detail}); download it again."
         ) from None
     if missing := sorted([*loading["missing_keys"], *loading["mismatched_keys"]], key=str):
         raise UserError(
@@ -327,22 +327,22 @@ class Vllm:
         self._options, self._held, self._params = options, held, vllm.SamplingParams
         self.backend = f"vllm {vllm.__version__} {options.dtype}"
 
-    def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:
+    def replies(self, requests: Sequence[Asked], attempt: int) -> list[Reply]:
         """Return the reply to each prompt, in batches of vLLM's own."""
         options = self._options
         params = [
             self._params(
                 temperature=options.temperature,
-                seed=drawn(options.seed, one.sha256, attempt, 0) >> 1,
+                seed=drawn(options.seed, each.sha256, attempt, 0) >> 1,
                 max_tokens=options.max_tokens,
                 structured_outputs=self._held,
             )
-            for one in asked
+            for each in requests
         ]
-        prompts = [{"prompt_token_ids": one.tokens} for one in asked]
+        prompts = [{"prompt_token_ids": each.tokens} for each in requests]
         finished = [
-            one.outputs[0] for one in self._engine.generate(prompts, params, use_tqdm=False)
+            each.outputs[0] for each in self._engine.generate(prompts, params, use_tqdm=False)
         ]
-        if len(finished) != len(asked):
-            raise WorkloadError(f"vllm gave {len(finished)} replies to {len(asked)} prompts")
-        return [Reply(one.text, len(one.token_ids), str(one.finish_reason)) for one in finished]
+        if len(finished) != len(requests):
+            raise WorkloadError(f"vllm gave {len(finished)} replies to {len(requests)} prompts")
+        return [Reply(each.text, len(each.token_ids), str(each.finish_reason)) for each in finished]

@@ -22,13 +22,13 @@ NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FILE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 FLOAT_BYTES = 4
 QUANTISED_BYTES = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
-"""Of a number, by bitsandbytes: in 4 bits, each 64 of them share a scale in fp32."""
+"""Bytes of a quantised number in bitsandbytes: in 4 bits, 64 numbers share a scale in fp32."""
 ROWS_ON_CPU, MOST_ROWS = 16, 64
 """Rows at once: more make a step longer, and no row cheaper."""
 SHARE_OF_MEMORY = 0.6
-"""Of what is free on a GPU beside the weights: for keys and values."""
+"""The share of a GPU's free memory beside the weights for keys and values."""
 SHARE_OF_VLLM = 0.9
-"""Of a GPU's memory, which vLLM takes however little it needs (its gpu_memory_utilization)."""
+"""The share of a GPU's memory that vLLM takes (its gpu_memory_utilization)."""
 SLACK = 1.1
 """What the allocator rounds up and cannot use."""
 CPU_PROCESS_MB = 500
@@ -52,11 +52,11 @@ class Size(NamedTuple):
     width: int
     heads: int
     attention_width: int
-    """Of all heads together."""
+    """The width of all heads together."""
     key_width: int
-    """Of all heads of keys together."""
+    """The width of all heads of keys together."""
     inner_width: int
-    """Of the feed-forward part, or of one of its experts."""
+    """The width of the feed-forward part, or of one of its experts."""
     num_up: int
     """Products from the width to the inner width: 2 where it is gated."""
     num_product_numbers: int

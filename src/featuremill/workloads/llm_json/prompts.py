@@ -37,7 +37,7 @@ class Prompt(NamedTuple):
     columns: Sequence[str]
     """These, and those that it takes from `row`, sorted."""
 
-    def of(self, row: Mapping[str, Any]) -> str:
+    def fill(self, row: Mapping[str, Any]) -> str:
         """Return the prompt of a row.
 
         Raises:
@@ -124,20 +124,20 @@ def _is(node: Node, name: str) -> bool:
 
 
 def _of_row(tree: Tree, variables: frozenset[str], path: str) -> list[str]:
-    """Return the columns that a template takes from `row`."""
+    """Return the columns of `row` that a template uses."""
     from jinja2 import nodes
 
     if ROW not in variables:
         return []
     uses = [name for name in tree.find_all(nodes.Name) if name.name == ROW]
-    places = [
-        place.arg.value
-        for place in tree.find_all(nodes.Getitem)
-        if place.node in uses and isinstance(place.arg, nodes.Const)
+    names = [
+        use.arg.value
+        for use in tree.find_all(nodes.Getitem)
+        if use.node in uses and isinstance(use.arg, nodes.Const)
     ]
-    if len(places) < len(uses) or not all(isinstance(name, str) for name in places):
+    if len(names) < len(uses) or not all(isinstance(name, str) for name in names):
         raise UserError(
             f'options.prompt: {path}: {ROW} stands in it as more than {ROW}["a column"], so that '
             "its columns are unknown before it is filled; name each."
         )
-    return places
+    return names

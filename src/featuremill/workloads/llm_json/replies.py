@@ -197,9 +197,9 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
             # Patterns are not Python's own, see `_pattern`.
             _validator_class(schema).check_schema(schema, FormatChecker(()))
         except SchemaError as error:
-            place = "/".join(map(str, error.absolute_path)) or "the top level"
+            pointer = "/".join(map(str, error.absolute_path)) or "the top level"
             raise UserError(
-                f"options.json_schema: {path}: this is no JSON schema, at {place}: "
+                f"options.json_schema: {path}: this is no JSON schema, at {pointer}: "
                 f"{clipped(one_line(error.message), 200)}; fix it."
             ) from None
     if find_spec("llguidance"):
@@ -207,9 +207,9 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
 
         is_wrong, warnings = LLMatcher.validate_grammar_with_warnings(grammar(schema))
         if is_wrong:
-            said = clipped(" ".join(" ".join(warnings).split()), 200)
+            detail = clipped(" ".join(" ".join(warnings).split()), 200)
             raise UserError(
-                f"options.json_schema: {path}: llguidance cannot hold a model to it ({said}); "
+                f"options.json_schema: {path}: llguidance cannot hold a model to it ({detail}); "
                 "leave that out of the schema, and test it afterwards."
             )
 
@@ -288,7 +288,7 @@ def _plain(value: Any, type: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_list(type):
-        return [_plain(one, type.value_type) for one in value]
+        return [_plain(item, type.value_type) for item in value]
     if pa.types.is_int64(type):
         value = int(value)  # JSON Schema has 2.0 for an integer
         if value not in INT64:
@@ -322,10 +322,10 @@ def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
     part = _followed(part, schema)
     if not isinstance(part, dict):
         return None
-    given = part.get("type")
-    if given is None:
-        given = _types_of(part["enum"] if "enum" in part else [part.get("const", {})])
-    named = [name for name in ([given] if isinstance(given, str) else given) if name != "null"]
+    types = part.get("type")
+    if types is None:
+        types = _types_of(part["enum"] if "enum" in part else [part.get("const", {})])
+    named = [name for name in ([types] if isinstance(types, str) else types) if name != "null"]
     if named == ["array"]:
         inner = _type(part.get("items"), schema)
         return pa.list_(inner) if inner in scalars.values() else None
@@ -349,7 +349,7 @@ def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
                 part = part.get(name) if isinstance(part, dict) else None
         elif any(isinstance(part.get(key), list) for key in ("anyOf", "oneOf")):
             choices = part.get("anyOf") or part.get("oneOf")
-            others = [one for one in choices or [] if one != {"type": "null"}]
+            others = [choice for choice in choices or [] if choice != {"type": "null"}]
             if len(others) != 1:
                 return None
             (part,) = others
@@ -383,7 +383,7 @@ class Reader(NamedTuple):
             raise NotValid("a number of more than 64 bits")
         for error in self.validator.iter_errors(content):
             raise NotValid(f"by the schema's {'/'.join(map(str, error.absolute_schema_path))}")
-        return {name: one.value(content.get(name)) for name, one in self.properties.items()}
+        return {name: column.value(content.get(name)) for name, column in self.properties.items()}
 
 
 def reader(schema: Mapping[str, Any]) -> Reader:
@@ -399,5 +399,5 @@ def _floats(value: Any) -> Iterator[float]:
     if isinstance(value, float):
         yield value
     elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _floats(one)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _floats(item)

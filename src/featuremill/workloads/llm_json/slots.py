@@ -75,17 +75,17 @@ class Alone:
         return self.step(tokens)[0]
 
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Compute the next token; return the logits (1, V) of the one behind it."""
+        """Compute a token; return the logits (1, V) of the next one."""
         self._tokens += tokens
         more: dict[str, Any] = {}
         if self._keeps:
             more = {"use_cache": True, self._keeps: self._state}
-        given = tokens if self._keeps else self._tokens
-        ids_1T = torch.tensor([list(given)], device=self._network.device)
-        found = self._network(input_ids=ids_1T, **more, **self._last_alone)
+        ids = tokens if self._keeps else self._tokens
+        ids_1T = torch.tensor([list(ids)], device=self._network.device)
+        output = self._network(input_ids=ids_1T, **more, **self._last_alone)
         if self._keeps:
-            self._state = found[self._keeps]
-        logits_1V: Tensor = found.logits[:, -1]
+            self._state = output[self._keeps]
+        logits_1V: Tensor = output.logits[:, -1]
         return logits_1V
 
     def free(self, _: int) -> None:
@@ -131,15 +131,15 @@ class Slots(Cache):  # type: ignore[misc]
         super().__init__(layers=[_Layer(self) for _ in range(text.num_hidden_layers)])
 
     def give(self, slot: int, tokens: Sequence[int]) -> Tensor:
-        """Compute a prompt into a slot; return the logits (V) of the token behind it."""
+        """Compute a prompt in a slot; return the logits (V) of the next token."""
         cache, first = DynamicCache(), 0
         if self._beginning and self._beginning.is_of(tokens):
             first = len(self._beginning.tokens)
             for number, layer in enumerate(self._beginning.cache.layers):
                 cache.update(layer.keys, layer.values, number)
         logits_V = prefill(self._network, tokens[first:], cache)
-        for own, given in zip(self.layers, cache.layers, strict=True):
-            own.put(slot, given.keys[0], given.values[0], self._shape)
+        for own, computed in zip(self.layers, cache.layers, strict=True):
+            own.put(slot, computed.keys[0], computed.values[0], self._shape)
         self._lengths[slot] = len(tokens)
         self.num_rows = max(self.num_rows, slot + 1)
         return logits_V
@@ -252,13 +252,13 @@ def prefill(network: Any, tokens: Sequence[int], cache: DynamicCache) -> Tensor:
 
 
 def bytes_of_a_token(network: Any) -> dict[torch.device, int]:
-    """Return what keys and values of a token take on each device, in all layers there."""
+    """Return the bytes of the keys and values of a token in all layers, for each device."""
     cache = DynamicCache()
     prefill(network, [0], cache)
-    found: dict[torch.device, int] = {}
+    bytes_on: dict[torch.device, int] = {}
     for each in (tensor for layer in cache.layers for tensor in (layer.keys, layer.values)):
-        found[each.device] = found.get(each.device, 0) + each.nbytes
-    return found
+        bytes_on[each.device] = bytes_on.get(each.device, 0) + each.nbytes
+    return bytes_on
 
 
 def can_take(network: Any, num_tokens: int) -> bool:
@@ -283,8 +283,8 @@ def can_take(network: Any, num_tokens: int) -> bool:
         return False
     bound = MOST_OFF[network.dtype]
     return all(
-        float((one - other).norm()) <= bound * float(one.norm())
-        for one, other in zip(alone, together, strict=True)
+        float((expected - actual).norm()) <= bound * float(expected.norm())
+        for expected, actual in zip(alone, together, strict=True)
     )
 
 

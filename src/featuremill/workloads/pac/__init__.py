@@ -150,8 +150,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
     # A job sees only its own GPUs, in the order of the lease.
     here = [
-        torch.device("cuda", place) if device.kind == "cuda" else torch.device("cpu")
-        for place, device in enumerate(devices)
+        torch.device("cuda", ordinal) if device.kind == "cuda" else torch.device("cpu")
+        for ordinal, device in enumerate(devices)
     ]
     return Model(options, here, "torch.fft and cumulative sums, float64")
 
@@ -176,7 +176,7 @@ def _prepared(payload: bytes, options: Options) -> Prepared | str:
 
 def run(model: Model, batch: list[Prepared | str]) -> list[Coupling | str]:
     """Compute each record by itself. GPUs may still be computing on return."""
-    return [one if isinstance(one, str) else _coupling(model, one) for one in batch]
+    return [record if isinstance(record, str) else _coupling(model, record) for record in batch]
 
 
 def _coupling(model: Model, record: Prepared) -> Coupling:
@@ -202,13 +202,13 @@ def collect(model: Model, result: list[Coupling | str]) -> pa.RecordBatch:
     import pyarrow as pa
 
     columns = schema(model.options, None)
-    reasons = [one if isinstance(one, str) else None for one in result]
+    reasons = [record if isinstance(record, str) else None for record in result]
     nothing = dict.fromkeys(columns.names)
     rows = [
         nothing
-        if isinstance(one, str)
-        else dict(zip(columns.names, (each.ravel() for each in one.told()), strict=True))
-        for one in result
+        if isinstance(record, str)
+        else dict(zip(columns.names, (each.ravel() for each in record.results()), strict=True))
+        for record in result
     ]
     values = pa.RecordBatch.from_pylist(rows, columns)
     return values.append_column("reason", pa.array(reasons, pa.string()))

@@ -147,7 +147,7 @@ class Coupling(NamedTuple):
     blocks: list[tuple[int, Tensor]]
     """For each block of permutations, their number, and mean, m2 and exceedances, (3, P, A)."""
 
-    def told(self) -> tuple[Numbers, ...]:
+    def results(self) -> tuple[Numbers, ...]:
         """Wait for the devices; return mi, z and p, (P, A) each; without permutations mi alone.
 
         Blocks are merged in their order, so it does not matter which device had which.

@@ -27,9 +27,9 @@ class Header(NamedTuple):
     """The header of a file."""
 
     labels: list[str]
-    """Of the channels but those of annotations, in their order."""
+    """The labels of the channels without annotations, in the order of the file."""
     rates_hz: list[float]
-    """Of the same channels."""
+    """The sampling rates of these channels, in Hz."""
     gap: Gap | None
 
 
@@ -46,33 +46,33 @@ def read(path: Path) -> Header:
         num_channels = int(_number(fixed[252:256]))
         seconds = _number(fixed[244:252]) or 1.0  # as mne has it
         about = file.read(256 * num_channels)
-        labels = [_text(about[16 * place : 16 * place + 16]) for place in range(num_channels)]
+        labels = [_text(about[16 * channel : 16 * channel + 16]) for channel in range(num_channels)]
         start = BEFORE_SAMPLES * num_channels
         counts = [
-            int(_number(about[start + 8 * place : start + 8 * place + 8]))
-            for place in range(num_channels)
+            int(_number(about[start + 8 * channel : start + 8 * channel + 8]))
+            for channel in range(num_channels)
         ]
         is_data = [label not in ANNOTATIONS for label in labels]
         gap = None
         if fixed[192:197] == b"EDF+D" and not all(is_data):
             gap = _gap(file, len(fixed) + len(about), counts, is_data.index(False), seconds)
-    kept = [place for place, is_kept in enumerate(is_data) if is_kept]
-    rates_hz = [counts[place] / seconds for place in kept]
-    return Header([labels[place] for place in kept], rates_hz, gap)
+    kept = [channel for channel, is_kept in enumerate(is_data) if is_kept]
+    rates_hz = [counts[channel] / seconds for channel in kept]
+    return Header([labels[channel] for channel in kept], rates_hz, gap)
 
 
 def _gap(
-    file: BinaryIO, num_header: int, counts: list[int], place: int, seconds: float
+    file: BinaryIO, num_header: int, counts: list[int], channel: int, seconds: float
 ) -> Gap | None:
-    """Return the first gap by the times of the data records, which begin each one's annotations in
-    channel `place`."""
+    """Return the first gap between data records, by their times in the annotation channel
+    `channel`."""
     record_bytes = 2 * sum(counts)
-    before = num_header + 2 * sum(counts[:place])
+    before = num_header + 2 * sum(counts[:channel])
     num_records = (file.seek(0, 2) - num_header) // record_bytes
     first = 0.0
     for number in range(num_records):
         file.seek(before + number * record_bytes)
-        time = float(file.read(2 * counts[place]).partition(END_OF_TIME)[0])
+        time = float(file.read(2 * counts[channel]).partition(END_OF_TIME)[0])
         first = first if number else time
         missing = time - first - number * seconds
         if abs(missing) > seconds / max(counts) / 2:  # half a sample

@@ -33,13 +33,13 @@ class Range(BaseModel):
     bands: int = Field(ge=1, le=200, description="The number of bands.")
 
 
-def _spread(given: Any) -> Any:
+def _spread(raw: Any) -> Any:
     """Return the bands of a range; anything else unchanged."""
-    if not isinstance(given, dict):
-        return given
-    asked = Range.model_validate(given)
-    width = (asked.high - asked.low) / asked.bands
-    edges = [asked.low + place * width for place in range(asked.bands)] + [asked.high]
+    if not isinstance(raw, dict):
+        return raw
+    range_ = Range.model_validate(raw)
+    width = (range_.high - range_.low) / range_.bands
+    edges = [range_.low + band * width for band in range(range_.bands)] + [range_.high]
     return tuple(pairwise(edges))
 
 

@@ -66,7 +66,7 @@ class Span(NamedTuple):
     stop: int
     name: str
     channels: Sequence[str]
-    """Those that are marked; none: all."""
+    """The marked channels; empty for all."""
 
 
 class Recording(NamedTuple):
@@ -148,20 +148,20 @@ def _segments(path: Path, options: Options) -> Iterator[Record]:
     is_left_over = starts[-1] + size < recording.num_samples
     at_once = max(1, BLOCK_BYTES // (8 * size))
     name, number, num_seen = _stem(path), 0, options.num_seen(rate_hz)
-    places_of = [(epoch, start) for epoch in range(recording.num_epochs) for start in starts]
-    for segment, (epoch, start) in enumerate(places_of, 1):
+    starts_of_epochs = [(epoch, start) for epoch in range(recording.num_epochs) for start in starts]
+    for segment, (epoch, start) in enumerate(starts_of_epochs, 1):
         first_read = max(0, start - num_seen)
         last_read = min(recording.num_samples, start + size + num_seen)
         near = [
             span for span in recording.spans if span.stop >= first_read and span.start <= last_read
         ]
         for first in range(0, len(chosen), at_once):
-            places = chosen[first : first + at_once]
+            indices = chosen[first : first + at_once]
             with _reading(path):
-                rows = recording.read(places, epoch, first_read, last_read)
-            for place, samples in zip(places, rows, strict=True):
+                rows = recording.read(indices, epoch, first_read, last_read)
+            for index, samples in zip(indices, rows, strict=True):
                 number += 1
-                channel = recording.channels[place]
+                channel = recording.channels[index]
                 notes = [MARKED_BAD] if channel in recording.bad else []
                 notes += [LEFT_OVER] if is_left_over and start == starts[-1] else []
                 seconds = f"{start / rate_hz:g} to {(start + size) / rate_hz:g} s"
@@ -206,13 +206,13 @@ def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
 
 def _rate(path: Path, recording: Recording, options: Options) -> float:
     """Return the sampling rate, after a check that all bands are below half of it."""
-    stated, given = recording.rate_hz, options.sampling_rate_hz
-    if stated and given and stated != given:
+    stated, option_hz = recording.rate_hz, options.sampling_rate_hz
+    if stated and option_hz and stated != option_hz:
         raise UserError(
-            f"{path}: it has {stated:g} samples a second, and options.{RATE} is {given:g}; leave "
-            "the option out, or give this file a run of its own."
+            f"{path}: it has {stated:g} samples a second, and options.{RATE} is {option_hz:g}; "
+            "leave the option out, or give this file a run of its own."
         )
-    rate_hz = stated or given
+    rate_hz = stated or option_hz
     if rate_hz is None:
         raise UserError(
             f"{path}: its sampling rate is missing; set {RATE} under options, or "
@@ -254,7 +254,7 @@ def _sizes(path: Path, recording: Recording, rate_hz: float, options: Options) -
 
 
 def _chosen(path: Path, recording: Recording, options: Options) -> list[int]:
-    """Return the places of the channels to compute, in the order of the file."""
+    """Return the indices of the channels to compute, in the order of the file."""
     names = list(recording.channels)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"{path}: two channels are called {twice!r}; rename one of them.")
@@ -263,7 +263,7 @@ def _chosen(path: Path, recording: Recording, options: Options) -> list[int]:
             f"{path}: there is no channel {missing[0]!r}; it has {_some(names)}: fix "
             "options.channels."
         )
-    return [place for place, name in enumerate(names) if name in (options.channels or names)]
+    return [index for index, name in enumerate(names) if name in (options.channels or names)]
 
 
 def _some(names: Sequence[str], most: int = 10) -> str:
@@ -338,37 +338,37 @@ def _of_archive(path: Path) -> Recording:
 def _loaded(path: Path, arrays: Any, name: str) -> Samples:
     """Return a small array of an .npz without its axes of one: MATLAB has two at least."""
     try:
-        found: Samples = arrays[name]
+        array: Samples = arrays[name]
     except ValueError:
         raise UserError(
             f"{path}: its array {name!r} has objects of Python in it, as a cell of MATLAB becomes; "
             "save plain numbers, or a list of texts."
         ) from None
-    return found.squeeze()
+    return array.squeeze()
 
 
 def _number(path: Path, arrays: Any, name: str) -> float:
-    found = _loaded(path, arrays, name)
-    if found.shape or found.dtype.kind not in "iuf":
+    array = _loaded(path, arrays, name)
+    if array.shape or array.dtype.kind not in "iuf":
         raise UserError(
-            f"{path}: its array {name!r} has the type {found.dtype} and the shape {found.shape}; "
+            f"{path}: its array {name!r} has the type {array.dtype} and the shape {array.shape}; "
             "save one number."
         )
-    return float(found)
+    return float(array)
 
 
 def _texts(path: Path, arrays: Any, name: str) -> list[str]:
     """Return the texts of an array, which HDF5 hands over as bytes."""
-    found = _loaded(path, arrays, name)
-    if found.ndim > 1 or found.dtype.kind not in "USiu":
+    array = _loaded(path, arrays, name)
+    if array.ndim > 1 or array.dtype.kind not in "USiu":
         raise UserError(
-            f"{path}: its array {name!r} has the type {found.dtype} and the shape {found.shape}; "
+            f"{path}: its array {name!r} has the type {array.dtype} and the shape {array.shape}; "
             "save a list of names."
         )
     try:
         return [
             (each.decode() if isinstance(each, bytes) else str(each)).strip()
-            for each in np.atleast_1d(found).tolist()
+            for each in np.atleast_1d(array).tolist()
         ]
     except UnicodeDecodeError:
         raise UserError(f"{path}: its array {name!r} is not in UTF-8; save texts.") from None
@@ -442,50 +442,50 @@ def _by_mne(path: Path, channels: Sequence[str]) -> Recording:
 
     def opened(**more: Any) -> tuple[Any, list[int]]:
         """Return what mne reads, and the places of its channels of the brain."""
-        found: Any
+        data: Any
         if has_epochs:
-            found = mne.read_epochs(path, preload=False, verbose="WARNING")
+            data = mne.read_epochs(path, preload=False, verbose="WARNING")
         else:
-            found = mne.io.read_raw(path, preload=False, verbose="WARNING", **more)
+            data = mne.io.read_raw(path, preload=False, verbose="WARNING", **more)
         kinds = {"meg": True, "eeg": True, "seeg": True, "ecog": True, "dbs": True}
-        return found, mne.pick_types(found.info, ref_meg=False, exclude=[], **kinds).tolist()
+        return data, mne.pick_types(data.info, ref_meg=False, exclude=[], **kinds).tolist()
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found, places = opened()
-        if _suffix(path) == EDF and (labels := _of_one_rate(path, found, places, channels)):
-            found, places = opened(include=labels)
-    for warning in told:
+        data, picks = opened()
+        if _suffix(path) == EDF and (labels := _of_one_rate(path, data, picks, channels)):
+            data, picks = opened(include=labels)
+    for warning in caught:
         log.warning("%s: from mne: %s", path, " ".join(str(warning.message).split()))
-    if not places:
+    if not picks:
         raise UserError(
             f"{path}: none of its channels is MEG, EEG, sEEG, ECoG or DBS; set its channel types."
         )
 
     def read(chosen: Sequence[int], epoch: int, start: int, stop: int) -> Samples:
-        wanted = [places[place] for place in chosen]
+        wanted = [picks[index] for index in chosen]
         samples: Samples
         if has_epochs:
-            (samples,) = found[epoch].get_data(wanted, verbose="ERROR")
+            (samples,) = data[epoch].get_data(wanted, verbose="ERROR")
             return samples[:, start:stop]
-        samples = found.get_data(wanted, start, stop, verbose="ERROR")
+        samples = data.get_data(wanted, start, stop, verbose="ERROR")
         return samples
 
-    names = [found.ch_names[place] for place in places]
-    rate_hz, bad = float(found.info["sfreq"]), frozenset(found.info["bads"])
+    names = [data.ch_names[index] for index in picks]
+    rate_hz, bad = float(data.info["sfreq"]), frozenset(data.info["bads"])
     if has_epochs:
-        return Recording(names, rate_hz, len(found.times), read, len(found), bad)
-    return Recording(names, rate_hz, int(found.n_times), read, bad=bad, spans=_bad_spans(found))
+        return Recording(names, rate_hz, len(data.times), read, len(data), bad)
+    return Recording(names, rate_hz, int(data.n_times), read, bad=bad, spans=_bad_spans(data))
 
 
 def _of_one_rate(
-    path: Path, found: Any, places: Sequence[int], channels: Sequence[str]
+    path: Path, data: Any, indices: Sequence[int], channels: Sequence[str]
 ) -> list[str]:
-    """Return the labels of the channels of an EDF that have the rate of those that are computed;
-    none if all have it. mne would give them the highest rate.
+    """Return the labels of an EDF with the sampling rate of the computed channels; [] if all
+    channels have it. mne would resample them to the highest rate.
 
     Raises:
-        UserError: those that are computed have several, or the recording has gaps.
+        UserError: those that are computed have several, or the data has gaps.
     """
     header = edf_header.read(path)
     if header.gap:
@@ -494,8 +494,8 @@ def _of_one_rate(
             f"{header.gap.after:g} s, and it would be read as if they were not; export each "
             "stretch without a gap as a file of its own."
         )
-    rate_of = dict(zip(found.ch_names, header.rates_hz, strict=True))
-    names = [found.ch_names[place] for place in places]
+    rate_of = dict(zip(data.ch_names, header.rates_hz, strict=True))
+    names = [data.ch_names[index] for index in indices]
     computed = [name for name in names if name in channels] or names
     rates = sorted({rate_of[name] for name in computed}, reverse=True)
     if len(rates) > 1:
@@ -513,12 +513,12 @@ def _of_one_rate(
     return [label for label, rate in by_label if rate in rates]
 
 
-def _bad_spans(found: Any) -> list[Span]:
-    """Return the stretches that annotations of mne's `found` mark as bad."""
-    rate_hz, spans = float(found.info["sfreq"]), []
-    for one in found.annotations:
-        if str(one["description"]).upper().startswith(BAD):
-            start = round((one["onset"] - found.first_time) * rate_hz)
-            stop = start + round(one["duration"] * rate_hz)
-            spans.append(Span(start, stop, str(one["description"]), one.get("ch_names", ())))
+def _bad_spans(data: Any) -> list[Span]:
+    """Return the spans that the annotations of an mne recording mark as bad."""
+    rate_hz, spans = float(data.info["sfreq"]), []
+    for note in data.annotations:
+        if str(note["description"]).upper().startswith(BAD):
+            start = round((note["onset"] - data.first_time) * rate_hz)
+            stop = start + round(note["duration"] * rate_hz)
+            spans.append(Span(start, stop, str(note["description"]), note.get("ch_names", ())))
     return spans

@@ -239,8 +239,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     """Return the networks with their weights and their heads."""
     assert weights is not None
     pack_tokens = _pack_tokens(options, devices[0])
-    found = ensemble.Networks(options.of_esm2, devices, weights, pack_tokens)
-    return Model(found, options, pack_tokens, found.backend)
+    networks = ensemble.Networks(options.of_esm2, devices, weights, pack_tokens)
+    return Model(networks, options, pack_tokens, networks.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
@@ -268,35 +268,36 @@ def _of_networks(model: Model, batch: Batch) -> Iterator[Tensor]:
 
 
 def _packs(batch: Batch) -> Iterator[list[Pass]]:
-    """Yield passes that fit one pack, in order."""
+    """Yield lists of passes that fit one pack, in order."""
     from featuremill.workloads.scores import passes
 
     some: list[Pass] = []
     left = batch.pack_tokens
     for work in batch.works:
-        for one in passes.passes(work):
-            if some and len(one.tokens) > left:
+        for next_pass in passes.passes(work):
+            if some and len(next_pass.tokens) > left:
                 yield some
                 some, left = [], batch.pack_tokens
-            some.append(one)
-            left -= len(one.tokens)
+            some.append(next_pass)
+            left -= len(next_pass.tokens)
     if some:
         yield some
 
 
 def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> Tensor:
-    """Return the log-probabilities of the rows that these passes ask for."""
+    """Return the log-probabilities of the rows that these passes need."""
     import numpy as np
     import torch
 
     from featuremill.workloads.esm2 import packing
 
     encoder = network.encoder
-    tokens, mask = [one.tokens for one in some], encoder.architecture.mask
+    tokens, mask = [each.tokens for each in some], encoder.architecture.mask
     if encoder.architecture is SAPROT:
-        tokens = [alphabets.own_tokens(one.tokens, one.structure) for one in some]
+        tokens = [alphabets.own_tokens(each.tokens, each.structure) for each in some]
     pack = packing.pack(tokens, batch.pack_tokens, encoder.device, mask)
-    rows = np.concatenate([start + one.rows for start, one in zip(pack.bounds, some, strict=False)])
+    starts = zip(pack.bounds, some, strict=False)
+    rows = np.concatenate([start + each.rows for start, each in starts])
     rows_R = torch.from_numpy(rows)
     if encoder.device.type != "cpu":
         pack, rows_R = pack.each(lambda tensor: tensor.pin_memory()), rows_R.pin_memory()
@@ -311,8 +312,8 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
 
     from featuremill.workloads.scores import columns, passes
 
-    every = [tensor.numpy() for tensor in result.transfer.wait()]
-    found = np.concatenate([*every, np.empty((0, NUM_TOKENS), np.float32)])
+    slabs = [tensor.numpy() for tensor in result.transfer.wait()]
+    every = np.concatenate([*slabs, np.empty((0, NUM_TOKENS), np.float32)])
     bounds = np.cumsum([passes.num_rows(work) for work in result.works])
-    of_networks = [np.split(rows, bounds[:-1]) for rows in np.split(found, model.networks.num)]
+    of_networks = [np.split(rows, bounds[:-1]) for rows in np.split(every, model.networks.num)]
     return columns.batch(result.works, of_networks, model.options)

@@ -90,8 +90,8 @@ def agreements(rows: pa.StructArray) -> Iterator[Agreement]:
 
 def _numbers(column: pa.Array) -> Numbers:
     """Return numbers, NaN where there is none."""
-    found: Numbers = pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
-    return found
+    values: Numbers = pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
+    return values
 
 
 def _figures(measured_V: Numbers, scores_V: Numbers, classes_V: Numbers | None) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _figures(measured_V: Numbers, scores_V: Numbers, classes_V: Numbers | None) 
             return {"remark": f"all {name} are equal"}
     if classes_V is None:
         classes_V = (measured_V > np.median(measured_V)).astype(np.float64)
-    found: dict[str, Any] = {"spearman": spearman(measured_V, scores_V)}
+    figures: dict[str, Any] = {"spearman": spearman(measured_V, scores_V)}
     remarks = []
     has_class_V = ~np.isnan(classes_V)
     if not has_class_V.all():
@@ -111,16 +111,16 @@ def _figures(measured_V: Numbers, scores_V: Numbers, classes_V: Numbers | None) 
     if is_fit_V.all() or not is_fit_V.any():
         remarks.append("no AUC and MCC, as all are of one class")
     else:
-        found["auc"] = auc(is_fit_V, scores_V[has_class_V])
-        found["mcc"] = mcc(is_fit_V, (scores_V >= np.median(scores_V))[has_class_V])
-        if found["mcc"] is None:
+        figures["auc"] = auc(is_fit_V, scores_V[has_class_V])
+        figures["mcc"] = mcc(is_fit_V, (scores_V >= np.median(scores_V))[has_class_V])
+        if figures["mcc"] is None:
             remarks.append("no MCC, as no score is below the median")
     if len(scores_V) < TOP:
         remarks.append(f"no NDCG and top recall of fewer than {TOP} variants")
     else:
-        found["ndcg"] = ndcg(measured_V, scores_V)
-        found["top_recall"] = top_recall(measured_V, scores_V)
-    return {**found, "remark": "; ".join(remarks)}
+        figures["ndcg"] = ndcg(measured_V, scores_V)
+        figures["top_recall"] = top_recall(measured_V, scores_V)
+    return {**figures, "remark": "; ".join(remarks)}
 
 
 def ranks(numbers_V: Numbers) -> Numbers:
@@ -184,7 +184,7 @@ TERMS = (
 
 class _Row(NamedTuple):
     id: str
-    found: Agreement
+    agreement: Agreement
 
 
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
@@ -203,18 +203,20 @@ def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[F
 def figure(rows: Sequence[_Row], measured: str) -> Figure:
     """Return the figure of all proteins and scores beside the column `measured`."""
     ids = list(dict.fromkeys(row.id for row in rows))
-    known = [row for row in rows if row.found.spearman is not None]
-    names = dict.fromkeys(row.found.score for row in rows)
-    told = [_told(name, [row.found for row in known if row.found.score == name]) for name in names]
-    sentence = f"Scores beside {clipped(measured)}. " + " ".join(told)
+    known = [row for row in rows if row.agreement.spearman is not None]
+    by_score: dict[str, list[Agreement]] = {row.agreement.score: [] for row in rows}
+    for row in known:
+        by_score[row.agreement.score].append(row.agreement)
+    sentences = [_sentence(name, each) for name, each in by_score.items()]
+    sentence = f"Scores beside {clipped(measured)}. " + " ".join(sentences)
     if len(ids) > MOST_PROTEINS:
         sentence += f" Only the first {MOST_PROTEINS} proteins are drawn."
     bars = [
         {
             "protein": clipped(row.id, MOST_LETTERS),
-            "score": row.found.score,
-            "spearman": row.found.spearman,
-            "variants": row.found.num_variants,
+            "score": row.agreement.score,
+            "spearman": row.agreement.spearman,
+            "variants": row.agreement.num_variants,
         }
         for row in known
         if row.id in ids[:MOST_PROTEINS]
@@ -240,17 +242,17 @@ def figure(rows: Sequence[_Row], measured: str) -> Figure:
     return drawn("scores-measured", title, sentence, chart, terms=TERMS)
 
 
-def _told(name: str, found: Sequence[Agreement]) -> str:
+def _sentence(name: str, agreements: Sequence[Agreement]) -> str:
     """Return a sentence about one score."""
-    if not found:
+    if not agreements:
         return f"{name} has no figures; variant_metrics.tsv has the reason."
     figures = []
     for key, called in (("spearman", "Spearman"), ("auc", "AUC"), ("ndcg", "NDCG")):
-        numbers = [number for each in found if (number := getattr(each, key)) is not None]
+        numbers = [number for each in agreements if (number := getattr(each, key)) is not None]
         if numbers:
             figures.append(f"{called} {sum(numbers) / len(numbers):.3f}")
-    mean = f"mean of {len(found):,} proteins, " if len(found) > 1 else ""
-    without = sum(each.num_without_score for each in found)
-    counted = f"{sum(each.num_variants for each in found):,} variants"
+    mean = f"mean of {len(agreements):,} proteins, " if len(agreements) > 1 else ""
+    without = sum(each.num_without_score for each in agreements)
+    counted = f"{sum(each.num_variants for each in agreements):,} variants"
     counted += f" ({without:,} measured ones have no score)" if without else ""
     return f"{name}: {', '.join(figures)}, {mean}{counted}."

@@ -27,31 +27,31 @@ NO_STRUCTURE = STRUCTURES.index("#")
 
 
 def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
-    """Return SaProt's tokens for ESM-2's and the 3Di letters of the residues among them; b"" where
-    no structure is known. Those of the two ends are the same in both."""
+    """Return SaProt's tokens for ESM-2's tokens and the residues' 3Di letters; b"" is an unknown
+    structure. The two special tokens at the ends are equal in both."""
     is_residue = tokens_T > EOS
     structures = np.full(len(tokens_T), NO_STRUCTURE)
     if structure:
         structures[is_residue] = _number_of_structure()[np.frombuffer(structure, np.uint8)]
     pairs = NUM_SPECIAL + len(STRUCTURES) * _residues()[tokens_T] + structures
-    found: Tokens = np.where(is_residue, pairs, tokens_T)
-    return found
+    own_T: Tokens = np.where(is_residue, pairs, tokens_T)
+    return own_T
 
 
 def of_residues(log_probabilities_RV: Tensor) -> Tensor:
     """Return log_probabilities_RE of each residue, whatever its structure."""
     pairs = log_probabilities_RV[:, NUM_SPECIAL:]
-    found: Tensor = pairs.reshape(-1, len(RESIDUES), len(STRUCTURES)).logsumexp(2)
-    return found[:, _residues().tolist()]
+    of_pairs: Tensor = pairs.reshape(-1, len(RESIDUES), len(STRUCTURES)).logsumexp(2)
+    return of_pairs[:, _residues().tolist()]
 
 
 @cache
 def _residues() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return which of SaProt's residues each of ESM-2's tokens is: those without one of their own,
-    and the mask, are `#`."""
-    found = [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
-    assert len(found) == NUM_TOKENS
-    return np.array(found)
+    """Return the index of SaProt's residue for each of ESM-2's tokens; `#` for a token without one,
+    and for the mask."""
+    numbers = [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
+    assert len(numbers) == NUM_TOKENS
+    return np.array(numbers)
 
 
 @cache

@@ -18,7 +18,7 @@ from featuremill.workloads.scores.variants import AMINO_ACIDS
 VARIANTS = "variants"
 """The column by which the output `variant_scores` finds its rows."""
 POSITIONS = "positions"
-"""The same for `position_scores`."""
+"""The column by which the output `position_scores` finds its rows."""
 MEASURED, CLASS = pa.float64(), pa.int8()
 """The types of a measured score and of its class beside a variant: no other column has them."""
 MATRIX = "log_probabilities"
@@ -73,11 +73,10 @@ def _of_scores(options: Options) -> tuple[str, ...]:
 
 
 def batch(
-    works: Sequence[Work], found: Sequence[Sequence[Rows]], options: Options
+    works: Sequence[Work], networks_rows: Sequence[Sequence[Rows]], options: Options
 ) -> pa.RecordBatch:
-    """Return one row a protein from the log-probabilities of all rows of its passes, by each
-    network."""
-    of_networks: list[Pairs] = [list(zip(works, rows, strict=True)) for rows in found]
+    """Return one row for each protein, from the log-probabilities of its passes by each network."""
+    of_networks: list[Pairs] = [list(zip(works, rows, strict=True)) for rows in networks_rows]
     arrays = [_variants(of_networks, options)] if options.kinds else []
     for kind, source in LIKELIHOODS.items():
         if kind in options.likelihood:
@@ -92,7 +91,7 @@ def batch(
     values = pa.RecordBatch.from_arrays(arrays, schema=schema(options))
     wrong = [
         None if all(np.isfinite(rows).all() for rows in of_protein) else NOT_FINITE.reason()
-        for of_protein in zip(*found, strict=True)
+        for of_protein in zip(*networks_rows, strict=True)
     ]
     return values.append_column("reason", pa.array(wrong, pa.string())) if any(wrong) else values
 
@@ -117,14 +116,14 @@ def _variants(of_networks: Sequence[Pairs], options: Options) -> pa.Array:
 
 
 def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructType) -> pa.Array:
-    """Return a list a protein of the rows of its table; `columns` are of its distinct variants."""
+    """Return a list of table rows for each protein; `columns` have its distinct variants."""
     rows = [row for work in works for row in work.rows]
-    places, start = list[int | None](), 0
+    indices, start = list[int | None](), 0
     for work in works:
-        place_of = {name: start + place for place, name in enumerate(work.names)}
-        places += [place_of.get(row.variant) for row in work.rows]
+        index_of = {name: start + number for number, name in enumerate(work.names)}
+        indices += [index_of.get(row.variant) for row in work.rows]
         start += len(work.names)
-    read_as, *scores = (column.take(pa.array(places, pa.int64())) for column in columns)
+    read_as, *scores = (column.take(pa.array(indices, pa.int64())) for column in columns)
     num_others = len(struct) - len(columns) - len(("read_as", "reason"))
     others = zip(*(row.others for row in rows), strict=True) if rows else [[]] * num_others
     texts = [[row.text for row in rows], *others, [row.reason or None for row in rows]]

@@ -67,8 +67,8 @@ def one_letter(residue: str) -> str:
 
 
 def read(part: str) -> Indel | None:
-    """Return the insertion or deletion that `part` is, written with one or three letters a residue;
-    None where it is none, or does not say which residues are new."""
+    """Return the insertion or deletion in `part`, in one-letter or three-letter codes; None for
+    anything else, and for an insertion without its residues."""
     match = WRITTEN.fullmatch(part.upper())
     if not match:
         return None
@@ -76,7 +76,7 @@ def read(part: str) -> Indel | None:
     as_written = part[len(part) - len(new) :] if new else ""
     if len(old) == 3 or not (as_written.isupper() or as_written.islower()):
         new = "".join(one_letter(new[at : at + 3]) for at in range(0, len(new), 3))
-    found = Indel(
+    indel = Indel(
         one_letter(old),
         int(position),
         one_letter(last or old),
@@ -84,21 +84,20 @@ def read(part: str) -> Indel | None:
         what.lower(),
         new,
     )
-    named = (found.old, found.last)
+    named = (indel.old, indel.last)
     has_new, is_insertion = what in ("INS", "DELINS"), what == "INS"
-    is_apart = found.end != found.position + 1 if is_insertion else found.end < found.position
+    is_apart = indel.end != indel.position + 1 if is_insertion else indel.end < indel.position
     if is_apart or bool(new) != has_new or any(len(residue) > 1 for residue in named):
         return None
-    return found
+    return indel
 
 
 def of_sequence(letters: str, mutated: str) -> list[Edit]:
-    """Return what makes `mutated` of a protein: substitutions where both are of one length, else
-    one change of all between their common beginning and their common end, or what differs between
-    these, where that is most of the protein."""
+    """Return the edits from a protein to `mutated`: substitutions if both have one length, else one
+    change between their common ends, or its parts if it spans most of the protein."""
     if len(letters) == len(mutated):
         pairs = enumerate(zip(letters, mutated, strict=True))
-        return [Edit(place, place + 1, new) for place, (old, new) in pairs if old != new]
+        return [Edit(index, index + 1, new) for index, (old, new) in pairs if old != new]
     start = _num_equal(letters, mutated)
     ends = min(len(letters), len(mutated)) - start
     num_behind = min(ends, _num_equal(letters[::-1], mutated[::-1]))
@@ -114,8 +113,8 @@ def of_sequence(letters: str, mutated: str) -> list[Edit]:
     ]
 
 
-def _num_equal(one: str, other: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _num_equal(a: str, b: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def name_of(edit: Edit, letters: str) -> str:
@@ -143,41 +142,38 @@ def edits(variant: str, letters: str) -> Iterator[Edit]:
     """Yield the edits of a variant of a payload, in the order of their positions."""
     for part in variant.split(":"):
         indel = read(part)
-        place = 0 if indel else int(part[1:-1]) - 1
-        yield indel.edit(letters, 1) if indel else Edit(place, place + 1, part[-1])
+        index = 0 if indel else int(part[1:-1]) - 1
+        yield indel.edit(letters, 1) if indel else Edit(index, index + 1, part[-1])
 
 
 def mutated(variant: str, letters: bytes) -> bytes:
-    """Return the sequence that a variant of a payload makes of a protein."""
+    """Return the sequence of a variant of a payload."""
     was = letters.decode()
-    found, place = "", 0
+    sequence, index = "", 0
     for start, stop, new in edits(variant, was):
-        found += was[place:start] + new
-        place = stop
-    return (found + was[place:]).encode()
+        sequence += was[index:start] + new
+        index = stop
+    return (sequence + was[index:]).encode()
 
 
 def mutated_structure(variant: str, letters: bytes, structure: bytes) -> bytes:
-    """Return the 3Di letters of that sequence: residues that stay and substituted ones keep theirs,
-    and inserted ones have none, which is `#`; b"" where none is known."""
+    """Return the 3Di letters of the sequence of a variant: kept and substituted residues keep
+    theirs, inserted ones have `#`; b"" if none is known."""
     if not structure:
         return b""
     was = letters.decode()
-    found, place = b"", 0
+    letters_3di, index = b"", 0
     for start, stop, new in edits(variant, was):
         old = was[start:stop]
         num_before = len(new) if len(new) == len(old) else _num_equal(old, new)
         num_behind = _num_equal(old[num_before:][::-1], new[num_before:][::-1])
-        found += structure[place : start + num_before]
-        found += b"#" * (len(new) - num_before - num_behind)
-        place = stop
-        found += structure[stop - num_behind : stop]
-    return found + structure[place:]
+        letters_3di += structure[index : start + num_before]
+        letters_3di += b"#" * (len(new) - num_before - num_behind)
+        index = stop
+        letters_3di += structure[stop - num_behind : stop]
+    return letters_3di + structure[index:]
 
 
-def overlap(found: list[Edit]) -> Edit | None:
-    """Return the first of `found`, in the order of their positions, that changes what the one
-    before it does; None where none does."""
-    return next(
-        (two for one, two in pairwise(found) if two.start < one.stop or one[:2] == two[:2]), None
-    )
+def overlap(edits: list[Edit]) -> Edit | None:
+    """Return the first of the sorted `edits` that overlaps the one before it; None if none does."""
+    return next((b for a, b in pairwise(edits) if b.start < a.stop or a[:2] == b[:2]), None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("featuremill.scores")
 ROOM = 0.9
-"""Of the memory that there is: more is not counted on."""
+"""The share of the memory that may be used."""
 PACKS_A_LOAD = 16
 """Packs of a batch on a GPU, so that networks that come one by one are not loaded for each."""
 
@@ -41,9 +41,9 @@ def num_networks(weights: Weights) -> int:
 def memory_mb(
     options: esm2.Options, device: Device, weights: Weights, batch_tokens: int, num: int
 ) -> int:
-    """Return the estimated peak in MiB of so many networks of an ensemble that are loaded."""
-    one: int = esm2.memory_mb(options, device, weights, batch_tokens)
-    return one + round((num - 1) * esm2.loaded_mb(options, device, weights))
+    """Return the estimated peak in MiB with `num` loaded networks of an ensemble."""
+    single_mb: int = esm2.memory_mb(options, device, weights, batch_tokens)
+    return single_mb + round((num - 1) * esm2.loaded_mb(options, device, weights))
 
 
 def num_together(options: esm2.Options, device: Device, weights: Weights, batch_tokens: int) -> int:
@@ -66,16 +66,17 @@ class Networks:
         self._num_together = num_together(options, device, weights, batch_tokens)
         if self.num == 1:
             return
-        told = f"{self.num} networks, {'all' if self._num_together > 1 else 'one'} loaded at a time"
+        which = "all" if self._num_together > 1 else "one"
+        loads = f"{self.num} networks, {which} loaded at a time"
         need_mb = memory_mb(options, device, weights, batch_tokens, self._num_together)
         if self._num_together > 1:
-            log.info("%s: about %s MB", told, f"{need_mb:,}")
+            log.info("%s: about %s MB", loads, f"{need_mb:,}")
         else:
             all_mb = memory_mb(options, device, weights, batch_tokens, self.num)
             log.warning(
                 "%s: about %s MB, as all would take about %s MB; each is loaded again for every "
                 "batch, which is slower",
-                told,
+                loads,
                 f"{need_mb:,}",
                 f"{all_mb:,}",
             )

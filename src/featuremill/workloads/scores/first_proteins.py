@@ -16,11 +16,11 @@ Protein = TypeVar("Protein")
 def figures_of(
     proteins: Iterator[Protein], figure: Callable[[int, Protein], Figure]
 ) -> list[Figure]:
-    """Return what `figure` makes of each of the first proteins and of its number from 1; the first
-    figure's sentence says if there are more."""
-    found = list(islice(proteins, MOST_PROTEINS + 1))
-    every = [figure(number, each) for number, each in enumerate(found[:MOST_PROTEINS], start=1)]
-    if len(found) > MOST_PROTEINS:
+    """Return `figure` of each of the first proteins and its number from 1. The sentence of the
+    first figure states if there are more proteins."""
+    first = list(islice(proteins, MOST_PROTEINS + 1))
+    every = [figure(number, each) for number, each in enumerate(first[:MOST_PROTEINS], start=1)]
+    if len(first) > MOST_PROTEINS:
         more = f" Only the first {MOST_PROTEINS} proteins are drawn; the results have all."
         every[0] = every[0]._replace(sentence=every[0].sentence + more)
     return every

@@ -21,7 +21,7 @@ STRETCH = 100
 """Positions side by side in one chart, so that a cell is wide enough to be seen."""
 MOST_STRETCHES = 6
 LEAST_SHARE = 0.25
-"""Of all single substitutions: a heat map of fewer would be white."""
+"""The share of all single substitutions that a heat map needs: with fewer it would be white."""
 MOST_RANKED = 10
 """Variants at either end of the scores."""
 CELL_PIXELS = 13
@@ -64,8 +64,8 @@ def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
             known = (name for name in scores if rows.values.field(name).null_count < len(names))
             if score := next(known, ""):  # insertions and deletions have the last one alone
                 pairs = zip(names, rows.values.field(score).to_pylist(), strict=True)
-                found = dict(pair for pair in pairs if None not in pair)
-                scored = list(map(Scored, *zip(*found.items(), strict=True)))
+                score_of = dict(pair for pair in pairs if None not in pair)
+                scored = list(map(Scored, *zip(*score_of.items(), strict=True)))
                 yield Protein(id.as_py(), length.as_py(), score, scored)
 
 
@@ -86,12 +86,12 @@ def figure(number: int, protein: Protein) -> Figure:
 
 
 def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
-    """Yield a heat map for each stretch of positions; none where few substitutions are scored."""
+    """Yield a heat map for each stretch of positions; none if few substitutions have a score."""
     cells: list[dict[str, Any]] = [
-        {"position": one.place + 1, "residue": one.letter, "was": variant[0], "score": score}
+        {"position": new.residue + 1, "residue": new.letter, "was": variant[0], "score": score}
         for variant, score in protein.scored
         if ":" not in variant and not is_indel(variant)
-        for one in substitutions(variant)
+        for new in substitutions(variant)
     ]
     num_all = protein.length * (len(AMINO_ACIDS) - 1)
     if len(cells) < LEAST_SHARE * num_all:
@@ -109,17 +109,17 @@ def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
         yield Panel(f"{name}-{start}", title, specification(chart), "canvas")
 
 
-def _heat_map(cells: Sequence[dict[str, Any]], places: Sequence[int], most: float) -> Any:
+def _heat_map(cells: Sequence[dict[str, Any]], positions: Sequence[int], most: float) -> Any:
     """Return the chart of one stretch; a grey cell is the wild type's residue."""
     old = {cell["position"]: cell["was"] for cell in cells}
     wild_type = [
-        {"position": place, "residue": letter, "kind": "wild type"} for place, letter in old.items()
+        {"position": at, "residue": letter, "kind": "wild type"} for at, letter in old.items()
     ]
     x = alt.X(
         "position:O",
         title="position in the protein",
-        scale=alt.Scale(domain=list(places), paddingInner=0),
-        axis=alt.Axis(values=[place for place in places if place % 10 == 0], labelAngle=0),
+        scale=alt.Scale(domain=list(positions), paddingInner=0),
+        axis=alt.Axis(values=[at for at in positions if at % 10 == 0], labelAngle=0),
     )
     y = alt.Y("residue:O", title="new residue", scale=alt.Scale(domain=list(AMINO_ACIDS)))
     colours = alt.Scale(domain=[-most, 0, most], range=DIVERGING, interpolate="lab")

@@ -45,7 +45,7 @@ SHAPE_OF_ESM_1 = (33, 20, 1280, 5120)
 POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"
 """In the names of tensors of an ESM-1b or ESM-1v, and in none of an ESM-2."""
 FIRST_POSITION = 2
-"""Of the rows of a table of positions, those before the first token's."""
+"""The rows before the first token's in a table of positions."""
 
 
 class Kin(NamedTuple):
@@ -58,8 +58,8 @@ class Kin(NamedTuple):
     name."""
 
     def takes(self, model: str) -> bool:
-        """Tell whether `model` is the name of such a network, converted or not, or files of one;
-        reads no weights."""
+        """Return whether `model` names such a network, converted or not, or its files; no weights
+        are read."""
         if self._known(model):
             return True
         path = place_of(model)
@@ -68,9 +68,9 @@ class Kin(NamedTuple):
             is_meant = self.kind is kin.SAPROT and "saprot" in model.lower()
             return is_made or (is_meant and is_name(model))
         with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
-            told = path if path.is_dir() else path.parent
-            if (told / CONFIG).is_file():
-                config = json.loads((told / CONFIG).read_text("utf-8"))
+            folder = path if path.is_dir() else path.parent
+            if (folder / CONFIG).is_file():
+                config = json.loads((folder / CONFIG).read_text("utf-8"))
                 if config.get("model_type") == "esm":
                     return self._is_meant(config)
             return path.is_file() and self._names_it(header(path))
@@ -98,14 +98,14 @@ class Kin(NamedTuple):
         return self._known(model) or of_esm2.stem_of(model)
 
     def refuse_nearly_named(self, model: str, names: Sequence[str], others: str) -> None:
-        """Raise UserError for a name that is, of all `names`, nearest to one of these; `others`
-        says in words which more there are."""
+        """Raise UserError for a name whose nearest of all `names` is one of these; `others`
+        describes further models."""
         if not of_esm2.is_path(model) or of_esm2.looks_like_path(model) or self.takes(model):
             return
-        asked = model.lower().replace("-", "")  # as ESM-1b is written in texts
-        short = [name for name in self.published if re.fullmatch(self.stem, asked)]
-        near = next((name for name in short if name.startswith(asked)), "")
-        near = near or of_esm2.nearest(asked, names)
+        typed = model.lower().replace("-", "")  # as ESM-1b is written in texts
+        short = [name for name in self.published if re.fullmatch(self.stem, typed)]
+        near = next((name for name in short if name.startswith(typed)), "")
+        near = near or of_esm2.nearest(typed, names)
         if near in self.published:
             raise UserError(
                 f"there is no model {model!r}; did you mean {near!r}? There are "
@@ -176,8 +176,8 @@ class Kin(NamedTuple):
             raise UserError(
                 f"{model}: looking into it needs {error.name}; pip install 'featuremill[esm2]'."
             ) from None
-        found = checkpoint.read(self.locate(model).path, has_head, self.kind)
-        return Weights(self.name_of(model), Path(), "", found.metadata())
+        facts = checkpoint.read(self.locate(model).path, has_head, self.kind)
+        return Weights(self.name_of(model), Path(), "", facts.metadata())
 
 
 ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1[bv]")

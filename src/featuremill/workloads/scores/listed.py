@@ -54,16 +54,16 @@ def proteins(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         _refuse_structures(options)
         yield from readers.proteins(inputs, options)
         return
-    found = structures.pairs(inputs, options)
-    for record, _ in paired(((record, None) for record in found), options):
+    stream = structures.pairs(inputs, options)
+    for record, _ in paired(((record, None) for record in stream), options):
         yield record
 
 
 def paired(
     pairs: Iterable[tuple[Record, Other]], options: Options
 ) -> Iterator[tuple[Record, Other]]:
-    """Yield proteins, and what comes with each, once they have the structures that `options` name;
-    a tab stands before those.
+    """Yield proteins with the structures that `options` name, behind a tab, each with its other
+    value.
 
     Raises:
         UserError: there are structures, and the network reads none.
@@ -79,10 +79,10 @@ def paired(
             others.append(other)
             yield record
 
-    found = records()
+    stream = records()
     if options.structures:
-        found = structures.added(found, structures.read(options, options.id_column))
-    for record in found:
+        stream = structures.added(stream, structures.read(options, options.id_column))
+    for record in stream:
         if not record.reason and b"\n" not in record.payload and NOT_KNOWN not in record.note:
             record = record._replace(note="; ".join(filter(None, (record.note, NOT_KNOWN))))
         yield record._replace(payload=record.payload.replace(b"\n", b"\t")), others.popleft()
@@ -110,10 +110,10 @@ class _Listed:
         self.columns = tables.find(path, self._names, options)
         column, self._id_column = self.columns.variant, self.columns.id
         if not has_tables and options.id_column:
-            columns.one(path, self._names, options.id_column, columns.IDS, "id")
+            columns.find_column(path, self._names, options.id_column, columns.IDS, "id")
         if self._id_column:
-            told = (path, column, self._id_column)
-            log.info("%s: variants from column %r, their proteins from %r", *told)
+            shown = (path, column, self._id_column)
+            log.info("%s: variants from column %r, their proteins from %r", *shown)
         self._cells: dict[str, list[Cell]] = {}
         wanted = NamedColumns(
             id_column=self._id_column or column, names=self.columns.wanted(*options.carried)
@@ -136,7 +136,7 @@ class _Listed:
         self._matcher = Matcher(path, line_of, "protein of the inputs")
         self._protein: str | None = None
 
-    def of(self, id: str) -> list[Cell]:
+    def cells_of(self, id: str) -> list[Cell]:
         """Return the cells of a protein.
 
         Raises:
@@ -178,16 +178,16 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             yield _sized(record, options)
         return
     if options.variants_file:
-        found = _of_file(inputs, options)
+        pairs = _of_file(inputs, options)
     else:
-        found = paired(_long(inputs, options), options)
+        pairs = paired(_long(inputs, options), options)
     is_told = False
-    for record, (cells, of_sequences) in found:
-        made, problem = _with_variants(record, cells, of_sequences, options)
+    for record, (cells, of_sequences) in pairs:
+        with_variants, problem = _with_variants(record, cells, of_sequences, options)
         if problem and not is_told:
             log.warning("%r: %s", clipped(record.id), problem)
             is_told = True
-        yield made
+        yield with_variants
 
 
 def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
@@ -195,7 +195,7 @@ def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
     assert options.variants_file
     listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
     for record in proteins(inputs, options):
-        yield record, (listed.of(record.id), listed.columns.is_of_sequences)
+        yield record, (listed.cells_of(record.id), listed.columns.is_of_sequences)
     listed.refuse_strangers()
 
 
@@ -204,8 +204,8 @@ def _is_table(path: Path) -> bool:
 
 
 def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
-    """Yield the proteins of tables, each with its cells: of one row, or of all rows that repeat its
-    id and sequence."""
+    """Yield the proteins of tables with their cells: of one row, or of all rows with equal id and
+    sequence."""
     for path in inputs:
         if not _is_table(path):
             raise UserError(
@@ -216,10 +216,10 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
     for path in inputs:
         names = names_in_table(path, "variants")
         chosen = columns.Named(options.id_column, options.sequence_column)
-        place = columns.find(path, names, chosen)
-        id, letters = names[place.id], names[place.sequence]
-        found = tables.of_variants(path, names, options)
-        wanted = NamedColumns(id_column=id, names=found.wanted(letters, *options.carried))
+        sequence_columns = columns.find(path, names, chosen)
+        id, letters = names[sequence_columns.id], names[sequence_columns.sequence]
+        variant_columns = tables.of_variants(path, names, options)
+        wanted = NamedColumns(id_column=id, names=variant_columns.wanted(letters, *options.carried))
         of_protein: dict[tuple[object, ...], tuple[Record, list[Cell]]] = {}
         for row in rows([path], wanted):
             values = {} if row.reason else json.loads(row.payload)
@@ -227,21 +227,21 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
             key = (row.line,) if row.reason else (row.id, text)
             if key not in of_protein:
                 of_protein[key] = (make(row.id, "", text, row.source, row.line), [])
-            if cell := tables.cell(values, found, options, path, row.line):
+            if cell := tables.cell(values, variant_columns, options, path, row.line):
                 of_protein[key][1].append(cell)
         for record, cells in of_protein.values():
-            yield record, (cells, found.is_of_sequences)
+            yield record, (cells, variant_columns.is_of_sequences)
 
 
 def _with_variants(
     record: Record, cells: Sequence[Cell], of_sequences: bool, options: Options
 ) -> tuple[Record, str]:
-    """Return the record of a protein and its variants, refused where none of them has a score; and
-    why some have none, "" where all have one."""
+    """Return the record of a protein with its variants, refused if none has a score; and why some
+    have none, "" if all have one."""
     sized = _sized(record, options)
     if record.reason:
         return sized, ""
-    letters, found, every, first = letters_of(record.payload), list[Row](), list[Change](), ""
+    letters, rows, every, first = letters_of(record.payload), list[Row](), list[Change](), ""
     notes, strangers = [sized.note], list[Cell]()
     several = [cell for cell in cells if variants.BETWEEN.search(cell.text.strip(",; "))]
     if several:
@@ -267,26 +267,26 @@ def _with_variants(
             except WrongError as wrong:
                 row = Row(text, "", str(wrong), cell.others)
                 first = first or f"{row.reason} (line {cell.line})"
-            found.append(row)
+            rows.append(row)
     if strangers:
         notes.append(
             "mutated sequences that the variant does not make of the protein, and the variant "
             f"counts: {len(strangers):,}, the first is of {clipped(strangers[0].text)!r} at line "
             f"{strangers[0].line}"
         )
-    num_refused = sum(bool(row.reason) for row in found)
-    hint = _hint(found, every, letters)
-    if num_refused and num_refused == len(found):
-        reason = next(row.reason for row in found)
+    num_refused = sum(bool(row.reason) for row in rows)
+    hint = _hint(rows, every, letters)
+    if num_refused and num_refused == len(rows):
+        reason = next(row.reason for row in rows)
         if num_refused > 1:
             reason += f" (the first of {num_refused:,} variants, and none has a score{hint})"
         return sized._replace(payload=b"", reason=reason), reason
     problem = ""
     if num_refused:
-        told = f"{num_refused:,} of {len(found):,}, the first is {first}{hint}"
-        problem = f"variants without a score: {told}"
+        detail = f"{num_refused:,} of {len(rows):,}, the first is {first}{hint}"
+        problem = f"variants without a score: {detail}"
     note = "; ".join(filter(None, (*notes, problem)))
-    return sized._replace(payload=variants.payload_of(record.payload, found), note=note), problem
+    return sized._replace(payload=variants.payload_of(record.payload, rows), note=note), problem
 
 
 def _hint(rows: Sequence[Row], every: Sequence[Change], letters: bytes) -> str:

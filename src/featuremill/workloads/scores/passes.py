@@ -55,7 +55,7 @@ class Work(NamedTuple):
     """The residues that the network sees."""
     options: Options
     names: list[str]
-    """Of the variants."""
+    """The names of the variants."""
     bounds: Places
     """Where each variant's substitutions begin, and where the last one's end; a variant with other
     changes has none here."""
@@ -72,11 +72,11 @@ class Work(NamedTuple):
     mutated: list[bytes]
     """The sequence of each variant; none where no score is of them."""
     rows: list[Row]
-    """Of the table, each with its variant; none where all are scored."""
+    """The rows of the table, each with its variant; empty where all variants are scored."""
     structure: bytes = b""
     """The 3Di letters of the residues; b"" where none is known."""
     mutated_structures: Sequence[bytes] = ()
-    """Those of each sequence in `mutated`."""
+    """The 3Di letters of each sequence in `mutated`."""
 
     @property
     def num_mutants(self) -> int:
@@ -92,7 +92,7 @@ class Count(NamedTuple):
 
 
 def count(payload: bytes, options: Options) -> Count:
-    """Return how many passes and tokens there are, without making them."""
+    """Return the numbers of passes and tokens, without making them."""
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
     length, kinds, of_residues = len(seen), options.kinds, options.of_residues
@@ -104,21 +104,21 @@ def count(payload: bytes, options: Options) -> Count:
     if not is_all:
         num_variants = len(substituted)
     together = set(substituted) if "masked" in kinds else set()
-    alone = {place for places in together if len(places) == 1 for place in places}
+    alone = {index for indices in together if len(indices) == 1 for index in indices}
     if "masked_additive" in kinds:
-        alone |= {place for places in substituted for place in places}
+        alone |= {index for indices in substituted for index in indices}
     num_alone = length if _every_place(options) else len(alone)
     num_whole = num_variants * ("mutant" in kinds)
-    num_whole += sum(len(places) > 1 for places in together)
+    num_whole += sum(len(indices) > 1 for indices in together)
     if "wildtype" in of_residues or ("wildtype" in kinds and num_variants > 0):
         every = "wildtype" in of_residues or is_all
         num_whole += _num_windows(length, options, None if every else substituted)
-    found = [(num_whole, options.width(length) + NUM_SPECIAL)]
-    found.append((num_alone, options.masked_tokens(length)))
+    sizes = [(num_whole, options.width(length) + NUM_SPECIAL)]
+    sizes.append((num_alone, options.masked_tokens(length)))
     if "pseudo" in kinds:
         mutated = [seen] * num_variants if is_all else _mutated(listed, seen)
-        found += [(len(each), options.masked_tokens(len(each))) for each in mutated]
-    return Count(sum(number for number, _ in found), sum(number * size for number, size in found))
+        sizes += [(len(each), options.masked_tokens(len(each))) for each in mutated]
+    return Count(sum(number for number, _ in sizes), sum(number * size for number, size in sizes))
 
 
 def _every_place(options: Options) -> bool:
@@ -132,7 +132,7 @@ def _mutated(variants: Sequence[str], letters: bytes) -> list[bytes]:
 
 
 def work_of(payload: bytes, options: Options) -> Work:
-    """Return what is computed of the protein in `payload`."""
+    """Return the passes to compute for the protein in `payload`."""
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
     every = np.arange(len(seen))
@@ -144,8 +144,8 @@ def work_of(payload: bytes, options: Options) -> Work:
         names = listed if options.variants == "listed" else []
         each = [[] if edits.is_indel(name) else substitutions(name) for name in names]
         bounds = np.cumsum([0, *map(len, each)])
-        places_S = np.array([one.place for some in each for one in some], np.int64)
-        letters_S = np.array([ord(one.letter) for some in each for one in some], np.uint8)
+        places_S = np.array([change.residue for some in each for change in some], np.int64)
+        letters_S = np.array([ord(change.letter) for some in each for change in some], np.uint8)
     kinds, of_residues = options.kinds, options.of_residues
     wildtype = every if "wildtype" in of_residues else every[:0]
     if "wildtype" in kinds and len(places_S) and not len(wildtype):
@@ -155,13 +155,13 @@ def work_of(payload: bytes, options: Options) -> Work:
     if not len(alone) and "masked_additive" in kinds:
         alone = np.unique(places_S)
     elif not len(alone) and "masked" in kinds:
-        alone = np.unique(np.array([places[0] for places in sets if len(places) == 1], np.int64))
-    masked: list[tuple[int, ...]] = [(place,) for place in alone.tolist()]
+        alone = np.unique(np.array([indices[0] for indices in sets if len(indices) == 1], np.int64))
+    masked: list[tuple[int, ...]] = [(index,) for index in alone.tolist()]
     masked_of_V = places_S
     if "masked" in kinds and not is_all:
-        number_of = {places: number for number, places in enumerate(masked)}
-        found = [number_of.setdefault(places, len(number_of)) if places else 0 for places in sets]
-        masked, masked_of_V = list(number_of), np.array(found, np.int64)
+        number_of = {indices: number for number, indices in enumerate(masked)}
+        numbers = [number_of.setdefault(each, len(number_of)) if each else 0 for each in sets]
+        masked, masked_of_V = list(number_of), np.array(numbers, np.int64)
     structure = structure_of(payload)[: len(seen)]
     mutants = names if "pseudo" in kinds else []
     return Work(
@@ -190,8 +190,8 @@ def passes(work: Work) -> Iterator[Pass]:
         rows = work.wildtype[starts_R == start] - start + 1
         tokens = tokenize(work.letters, (start, start + width))
         yield Pass(tokens, rows, work.structure[start : start + width])
-    for places in work.masked:
-        yield _masked(work.letters, work.structure, places, work.options)
+    for indices in work.masked:
+        yield _masked(work.letters, work.structure, indices, work.options)
     if work.num_mutants:
         tokens_S = tokens_of(work.letters_S.tobytes())
         for begin, end in zip(work.bounds, work.bounds[1:], strict=False):
@@ -204,12 +204,12 @@ def passes(work: Work) -> Iterator[Pass]:
             tokens[rows] = tokens_S[begin:end]
             yield Pass(tokens, rows, work.structure[start : start + width])
     for letters, structure in zip(work.mutated, work.mutated_structures, strict=True):
-        for place in range(len(letters)):
-            yield _masked(letters, structure, (place,), work.options)
+        for index in range(len(letters)):
+            yield _masked(letters, structure, (index,), work.options)
 
 
 def _masked(letters: bytes, structure: bytes, places: tuple[int, ...], options: Options) -> Pass:
-    """Return the pass of a protein with `places` masked, in the window around them."""
+    """Return the pass of a protein with these residues masked, in the window around them."""
     length = len(letters)
     width = options.width(length)
     start = _start_around(places[0], places[-1], length, width)
@@ -265,11 +265,11 @@ def _likelihood_ratios(work: Work, found_R: Numbers) -> Numbers:
     """Return the pseudo-log-likelihood of each variant less that of the protein."""
     protein = own(work.letters, of_every_residue(work, "masked", found_R)).sum(dtype=np.float64)
     ends = num_rows(work) - sum(map(len, work.mutated)) + np.cumsum([0, *map(len, work.mutated)])
-    found = [
+    ratios = [
         own(letters, found_R[start:end]).sum(dtype=np.float64) - protein
         for letters, start, end in zip(work.mutated, ends, ends[1:], strict=False)
     ]
-    return np.array(found, np.float32)
+    return np.array(ratios, np.float32)
 
 
 def of_every_residue(work: Work, source: str, found_R: Numbers) -> Numbers:
@@ -314,19 +314,19 @@ def _nearest_starts(places: Places, length: int, width: int) -> Places:
 
 
 def _num_windows(length: int, options: Options, sets: Sequence[tuple[int, ...]] | None) -> int:
-    """Return how many windows the places of `sets` are read in; all residues where None."""
+    """Return the number of windows with the residues of `sets`; None for all residues."""
     width = options.width(length)
     if width == length:
         return 1
-    every = range(length) if sets is None else (place for places in sets for place in places)
+    every = range(length) if sets is None else (index for indices in sets for index in indices)
     return len(np.unique(_nearest_starts(np.fromiter(every, np.int64), length, width)))
 
 
 def _places(variant: str) -> tuple[int, ...]:
-    """Return the places of the substitutions of a variant; none where it has other changes."""
+    """Return the indices of the substituted residues; () for a variant with other changes."""
     if edits.is_indel(variant):
         return ()
-    return tuple(one.place for one in substitutions(variant))
+    return tuple(change.residue for change in substitutions(variant))
 
 
 @cache
@@ -335,14 +335,14 @@ def _amino_acids() -> npt.NDArray[np.uint8]:
 
 
 def _all(letters: bytes) -> tuple[list[str], Places, npt.NDArray[np.uint8]]:
-    """Return all substitutions of one residue: their names, places and new letters."""
+    """Return all single substitutions: their names, residue indices and new letters."""
     old_L = np.frombuffer(letters, np.uint8)
     is_other = _amino_acids()[None] != old_L[:, None]
     is_other[~np.isin(old_L, _amino_acids())] = False
     places_V, numbers_V = np.nonzero(is_other)
     old = letters.decode()
     names = [
-        f"{old[place]}{place + 1}{AMINO_ACIDS[number]}"
-        for place, number in zip(places_V.tolist(), numbers_V.tolist(), strict=True)
+        f"{old[index]}{index + 1}{AMINO_ACIDS[number]}"
+        for index, number in zip(places_V.tolist(), numbers_V.tolist(), strict=True)
     ]
     return names, places_V, _amino_acids()[numbers_V]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.text import listed
 from featuremill.workload import Checkpoint, Converted, Weights
 from featuremill.workload.hugging_face import place_of
 from featuremill.workloads import esm2, esmc
@@ -37,7 +36,7 @@ __all__ = [
 ]
 
 LAYOUT = "esm2-lm_head-1"
-"""Of all networks; it is called after the first."""
+"""The layout of the weights of all networks, named after the first of them."""
 BETWEEN = " + "
 """What stands between the models of an ensemble."""
 NUM_NETWORKS = "networks"
@@ -101,11 +100,11 @@ def name_of(model: str) -> str:
         ESM_1.refuse_nearly_named(model, *ALL)
         return f"{_sources(model).name_of(model)}-lm_head"
     each = members(model)
-    for one in each:
-        ESM_1.refuse_nearly_named(one, *ALL)
-    names = [str(_sources(one).name_of(one)) for one in each]
-    told = [(one, *_stamps(one)) for one in each]
-    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    for member in each:
+        ESM_1.refuse_nearly_named(member, *ALL)
+    names = [str(_sources(member).name_of(member)) for member in each]
+    stamps = [(member, *_stamps(member)) for member in each]
+    digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
     return f"{names[0]}-and-{len(each) - 1}-more-{digest[:8]}-lm_head"
 
 
@@ -124,57 +123,57 @@ def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
 
 def refuse_missing(model: str) -> None:
     """Raise UserError where a network of `model` is not here, or is a folder of another network."""
-    for one in members(model):
-        if _sources(one) is of_esmc:
-            of_esmc.refuse_missing(one, LAYOUT)
+    for member in members(model):
+        if _sources(member) is of_esmc:
+            of_esmc.refuse_missing(member, LAYOUT)
         else:
-            _sources(one).refuse_missing(one)
+            _sources(member).refuse_missing(member)
 
 
 def locate(model: str) -> Checkpoint:
-    """Return where the checkpoint of `model` is or is to come from."""
-    found: list[Checkpoint] = [_sources(one).locate(one) for one in members(model)]
-    first, *others = found
+    """Return the checkpoint of `model`, which may not be downloaded yet."""
+    checkpoints: list[Checkpoint] = [_sources(member).locate(member) for member in members(model)]
+    first, *others = checkpoints
     if not others:
         return first
-    kind = first.kind if {each.kind for each in found} == {"published"} else "local"
-    for each in found:
+    kind = first.kind if {each.kind for each in checkpoints} == {"published"} else "local"
+    for each in checkpoints:
         if kind == "local" and each.kind == "published" and not each.path.exists():
             raise UserError(
                 f"{each.name}: it is not on this machine, and stands beside files; type "
                 f"featuremill weights {each.name} --workload scores --output {each.name}.json "
                 "first."
             )
-    places = tuple(each.path for each in others)
-    return Checkpoint(kind, name_of(model), model, first.path, places)
+    paths = tuple(each.path for each in others)
+    return Checkpoint(kind, name_of(model), model, first.path, paths)
 
 
 def convert(source: Checkpoint, path: Path) -> Converted:
     """Write the weights of `source`, with the head, to `path`."""
     if not source.others:
         model = source.name if source.kind == "published" else str(source.path)
-        found: Converted = _sources(model).convert(source, path, has_head=True)
-        return found
-    made, parts = list[Converted](), list[Path]()
+        converted: Converted = _sources(model).convert(source, path, has_head=True)
+        return converted
+    networks, parts = list[Converted](), list[Path]()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".ensemble-") as folder:
-        for number, one in enumerate(members(source.location)):
+        for number, member in enumerate(members(source.location)):
             parts.append(Path(folder, f"{number}.safetensors"))
-            made.append(_sources(one).convert(locate(one), parts[-1], has_head=True))
-        _refuse_unlike(made)
-        _refuse_twice(made)
+            networks.append(_sources(member).convert(locate(member), parts[-1], has_head=True))
+        _refuse_unlike(networks)
+        _refuse_twice(networks)
         sha256 = _join(parts, path)
-    names = [each.name for each in made]
-    return Converted(BETWEEN.join(names), sha256, _metadata([each.metadata for each in made]))
+    names = [each.name for each in networks]
+    return Converted(BETWEEN.join(names), sha256, _metadata([each.metadata for each in networks]))
 
 
 def weights_ahead(model: str) -> Weights:
     """Return what is known of `model` before it is converted."""
-    found = [_weights_ahead(one) for one in members(model)]
-    if len(found) == 1:
-        return found[0]
-    _refuse_unlike(found)
-    metadata = _metadata([each.metadata for each in found])
-    return Weights(BETWEEN.join(each.name for each in found), Path(), "", metadata)
+    networks = [_weights_ahead(member) for member in members(model)]
+    if len(networks) == 1:
+        return networks[0]
+    _refuse_unlike(networks)
+    metadata = _metadata([each.metadata for each in networks])
+    return Weights(BETWEEN.join(each.name for each in networks), Path(), "", metadata)
 
 
 def _weights_ahead(model: str) -> Weights:
@@ -182,22 +181,22 @@ def _weights_ahead(model: str) -> Weights:
         return esmc.weights_ahead(esmc.Options(model=model), LAYOUT)
     if _sources(model) is of_esm2:
         return esm2.weights_ahead(esm2.Options(model=model))
-    found: Weights = _sources(model).weights_ahead(model)
-    return found
+    weights: Weights = _sources(model).weights_ahead(model)
+    return weights
 
 
 def _metadata(each: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the facts about an ensemble: those of the first, and what is of all."""
-    found = each[0] | {NUM_NETWORKS: str(len(each))}
-    if len({one["dtype"] for one in each}) > 1:
-        found["dtype"] = "float32"
-    licenses = sorted({one["license"] for one in each if one.get("license")})
-    return found | ({"license": ", ".join(licenses)} if licenses else {})
+    """Return the metadata of an ensemble: of its first network, and what is of all."""
+    metadata = each[0] | {NUM_NETWORKS: str(len(each))}
+    if len({facts["dtype"] for facts in each}) > 1:
+        metadata["dtype"] = "float32"
+    licenses = sorted({facts["license"] for facts in each if facts.get("license")})
+    return metadata | ({"license": ", ".join(licenses)} if licenses else {})
 
 
-def _refuse_unlike(found: Sequence[Any]) -> None:
-    """Raise UserError where networks differ in anything but their numbers."""
-    first, *others = found
+def _refuse_unlike(networks: Sequence[Any]) -> None:
+    """Raise UserError if networks differ in anything but their weights."""
+    first, *others = networks
     for other in others:
         for fact, value in first.metadata.items():
             there = other.metadata.get(fact)
@@ -209,10 +208,10 @@ def _refuse_unlike(found: Sequence[Any]) -> None:
                 )
 
 
-def _refuse_twice(made: Sequence[Converted]) -> None:
-    """Raise UserError where two networks are the same, be they called otherwise."""
+def _refuse_twice(converted: Sequence[Converted]) -> None:
+    """Raise UserError if two networks are equal, whatever their names."""
     known: dict[str, str] = {}
-    for each in made:
+    for each in converted:
         if each.sha256 in known:
             names = " and ".join(dict.fromkeys((known[each.sha256], each.name)))
             raise UserError(
@@ -246,9 +245,3 @@ def _join(parts: Sequence[Path], path: Path) -> str:
                 shutil.copyfileobj(other, file, BLOCK)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def told(model: str) -> str:
-    """Return an ensemble in words; "" for one model."""
-    each = members(model)
-    return f"{len(each)} networks ({listed(each)})" if len(each) > 1 else ""

@@ -73,28 +73,28 @@ class Cell(NamedTuple):
 
 def find(path: Path, names: Sequence[str], options: Options) -> Columns:
     """Return the columns of a table of variants that may have no ids."""
-    found = of_variants(path, names, options)
+    chosen = of_variants(path, names, options)
     possible = [name for name in names if name.strip().lower() not in NO_IDS]
-    possible = [name for name in possible if name not in (found.variant, found.mutated)]
+    possible = [name for name in possible if name not in (chosen.variant, chosen.mutated)]
     if options.id_column in names:
-        return found._replace(id=options.id_column)
+        return chosen._replace(id=options.id_column)
     if not columns.has_id(possible):
-        return found
-    return found._replace(id=possible[columns.one(path, possible, "", columns.IDS, "id")])
+        return chosen
+    return chosen._replace(id=possible[columns.find_column(path, possible, "", columns.IDS, "id")])
 
 
 def of_variants(path: Path, names: Sequence[str], options: Options) -> Columns:
     """Return the columns of variants, without that of ids."""
     mutated = columns.first_of(names, MUTATED)
     if chosen := options.mutated_sequence_column:
-        mutated = names[columns.one(path, names, chosen, MUTATED, "mutated_sequence")]
+        mutated = names[columns.find_column(path, names, chosen, MUTATED, "mutated_sequence")]
     variant = options.variant_column or columns.first_of(names, NAMES) or mutated
-    variant = names[columns.one(path, names, variant, NAMES, "variant")]
+    variant = names[columns.find_column(path, names, variant, NAMES, "variant")]
     if variant != mutated and _has_sequences(path, variant):
         variant = mutated = options.mutated_sequence_column or variant
     first = options.first_residue_column
     if first:
-        columns.one(path, names, first, (), "first_residue")
+        columns.find_column(path, names, first, (), "first_residue")
     return Columns(variant, "", mutated, first)
 
 
@@ -110,7 +110,7 @@ def _has_sequences(path: Path, column: str) -> bool:
 
 
 def with_columns(options: Options) -> Options:
-    """Return `options` with the columns that come along, those of measured scores among them.
+    """Return `options` with the carried columns, those of measured scores among them.
 
     Raises:
         UserError: there is no such column, or two would have one name.
@@ -125,53 +125,53 @@ def with_columns(options: Options) -> Options:
             settled["columns"] = tuple(name for name in others if name not in known[:3])
         for key, usual in (("measured", MEASURED), ("measured_class", MEASURED_CLASS)):
             if name := getattr(options, f"{key}_column"):
-                columns.one(path, names, name, (), key)
+                columns.find_column(path, names, name, (), key)
             elif usual in settled.get("columns", options.carried):
                 settled[f"{key}_column"] = usual
-    found = options.model_copy(update=settled)
-    if found.measured_class_column and not found.measured_column:
+    complete = options.model_copy(update=settled)
+    if complete.measured_class_column and not complete.measured_column:
         if options.measured_class_column:
             raise UserError(
                 "options.measured_class_column: there is no column of measured scores beside it; "
                 "set measured_column as well."
             )
-        found = found.model_copy(update={"measured_class_column": ""})
-    more = [name for name in found.measured if name not in found.carried]
+        complete = complete.model_copy(update={"measured_class_column": ""})
+    more = [name for name in complete.measured if name not in complete.carried]
     if more:
-        found = found.model_copy(update={"columns": (*found.carried, *more)})
-    names = found.carried_as
+        complete = complete.model_copy(update={"columns": (*complete.carried, *more)})
+    names = complete.carried_as
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(
             f"{options.variants_file or 'options.columns'}: two columns would be called {twice!r} "
             "beside the scores; rename one, or name others in options.columns."
         )
-    return found
+    return complete
 
 
 def cell(
-    values: Mapping[str, Any], found: Columns, options: Options, path: Path, line: int
+    values: Mapping[str, Any], chosen: Columns, options: Options, path: Path, line: int
 ) -> Cell | None:
-    """Return what a row has of variants; None where its cell is empty, or a word for that.
+    """Return the variant of a row; None if its cell is empty or says so.
 
     Raises:
         UserError: a number in it is none.
     """
     from featuremill.inputs.labels import text  # has pyarrow, which no check of a config needs
 
-    variant = text(values.get(found.variant))
-    if not variant or (is_missing_sequence if found.is_of_sequences else is_missing)(variant):
+    variant = text(values.get(chosen.variant))
+    if not variant or (is_missing_sequence if chosen.is_of_sequences else is_missing)(variant):
         return None
     where = f"{path}:{line}"
     first = options.first_residue
-    told = text(values[found.first]) if found.first else ""
-    if told and not is_missing(told):
-        if not told.removeprefix("-").removesuffix(".0").isdecimal():
+    number = text(values[chosen.first]) if chosen.first else ""
+    if number and not is_missing(number):
+        if not number.removeprefix("-").removesuffix(".0").isdecimal():
             raise UserError(
-                f"{where}: {clipped(told)!r} in column {found.first!r} is no whole number; write "
-                "the number of the protein's first residue."
+                f"{where}: {clipped(number)!r} in column {chosen.first!r} is no whole number; "
+                "write the number of the protein's first residue."
             )
-        first = int(told.removesuffix(".0"))
-    mutated = text(values[found.mutated]) if found.mutated else ""
+        first = int(number.removesuffix(".0"))
+    mutated = text(values[chosen.mutated]) if chosen.mutated else ""
     mutated = "" if is_missing_sequence(mutated) else mutated
     others = [
         _measured(text(values[name]), name, options, where) or None for name in options.carried
@@ -179,24 +179,24 @@ def cell(
     return Cell(variant, line, first, mutated.upper().removesuffix("*"), tuple(others))
 
 
-def _measured(told: str, name: str, options: Options, where: str) -> str:
-    """Return the text of a column that comes along; of a measured score "" where there is none."""
-    if name not in options.measured or not told or is_missing(told):
-        return "" if name in options.measured else told
+def _measured(cell: str, name: str, options: Options, where: str) -> str:
+    """Return the text of a carried cell; "" for a measured score that is missing."""
+    if name not in options.measured or not cell or is_missing(cell):
+        return "" if name in options.measured else cell
     if name == options.measured_class_column:
-        if told.lower() not in CLASSES:
+        if cell.lower() not in CLASSES:
             raise UserError(
-                f"{where}: {clipped(told)!r} in column {name!r} is neither 0 nor 1; write 1 for a "
+                f"{where}: {clipped(cell)!r} in column {name!r} is neither 0 nor 1; write 1 for a "
                 "variant that is fit, or leave the cell empty."
             )
-        return CLASSES[told.lower()]
+        return CLASSES[cell.lower()]
     try:
-        is_number = "_" not in told and math.isfinite(float(told))
+        is_number = "_" not in cell and math.isfinite(float(cell))
     except ValueError:
         is_number = False
     if not is_number:
         raise UserError(
-            f"{where}: {clipped(told)!r} in column {name!r} is no number; write a measured score, "
+            f"{where}: {clipped(cell)!r} in column {name!r} is no number; write a measured score, "
             "or leave the cell empty."
         )
-    return told
+    return cell

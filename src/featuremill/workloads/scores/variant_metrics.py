@@ -51,12 +51,12 @@ class Writer:
 
         from featuremill.workloads.scores.agreement import agreements
 
-        found = [
+        rows = [
             {"id": id.as_py(), **each._asdict()}
             for id, variants in zip(block["id"], block[VARIANTS], strict=True)
             for each in agreements(variants.values)
         ]
-        self._table.columns(pa.Table.from_pylist(found, self._schema).columns)
+        self._table.columns(pa.Table.from_pylist(rows, self._schema).columns)
 
     def close(self) -> None:
         """Close the file."""

@@ -89,9 +89,9 @@ LEAST_PLACES = 3
 
 
 class Substitution(NamedTuple):
-    """A new residue at a place, counted from 0."""
+    """A new letter of a residue, whose index is counted from 0."""
 
-    place: int
+    residue: int
     letter: str
 
 
@@ -123,9 +123,9 @@ class Changed(NamedTuple):
         return ((self.old, self.position),)
 
     def edit(self, _letters: str, first: int) -> Edit:
-        """Return what it does to a protein whose first residue has the number `first`."""
-        place = self.position - first
-        return Edit(place, place + 1, self.new)
+        """Return the edit of a protein whose first residue has the number `first`."""
+        index = self.position - first
+        return Edit(index, index + 1, self.new)
 
     def __str__(self) -> str:
         return f"{self.old}{self.position}{self.new}"
@@ -141,8 +141,8 @@ def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
     parts = [letters, " ".join(listed).encode()]
     if rows != [Row(variant, variant) for variant in listed]:
         numbers = {variant: number for number, variant in enumerate(listed)}
-        told = [[row.text, row.reason or numbers[row.variant], *row.others] for row in rows]
-        parts.append(json.dumps(told, separators=(",", ":")).encode())
+        cells = [[row.text, row.reason or numbers[row.variant], *row.others] for row in rows]
+        parts.append(json.dumps(cells, separators=(",", ":")).encode())
     return b"\n".join(parts)
 
 
@@ -169,10 +169,10 @@ def rows_of(payload: bytes) -> list[Row]:
     if len(parts) < 3:
         return [Row(variant, variant) for variant in listed]
     return [
-        Row(text, "", told, tuple(others))
-        if isinstance(told, str)
-        else Row(text, listed[told], "", tuple(others))
-        for text, told, *others in json.loads(parts[2])
+        Row(text, "", reason_or_number, tuple(others))
+        if isinstance(reason_or_number, str)
+        else Row(text, listed[reason_or_number], "", tuple(others))
+        for text, reason_or_number, *others in json.loads(parts[2])
     ]
 
 
@@ -229,8 +229,8 @@ def _changed(written: str, text: str) -> Change:
 def checked(
     changes: Sequence[Change], text: str, letters: bytes, options: Options, first: int
 ) -> str:
-    """Return a variant as payloads have it, of a protein whose first residue has the number
-    `first` in the `text` of it.
+    """Return a variant in the notation of payloads; `first` is the number of the first residue in
+    its `text`.
 
     Raises:
         WrongError: it is not one of this protein.
@@ -239,26 +239,26 @@ def checked(
     was = letters.decode()
     for change in changes:
         for old, position in change.residues:
-            place = position - first
-            if not 0 <= place < len(letters):
-                told = f"{len(letters)} residues"
+            index = position - first
+            if not 0 <= index < len(letters):
+                detail = f"{len(letters)} residues"
                 if first != 1:
-                    told = f"residues {first} to {first + len(letters) - 1}"
-                reason = BEYOND.reason(f"{change}, and the protein has {told}")
-                if place < 0:
-                    reason = BEYOND.reason(f"{change}, and the protein has {told}", BEFORE)
+                    detail = f"residues {first} to {first + len(letters) - 1}"
+                reason = BEYOND.reason(f"{change}, and the protein has {detail}")
+                if index < 0:
+                    reason = BEYOND.reason(f"{change}, and the protein has {detail}", BEFORE)
                 raise WrongError(reason)
-            if old != (stands := was[place]):
-                told = f"{change}, and residue {place + 1} of the protein is {stands}"
-                raise WrongError(WILD_TYPE.reason(told))
-            if place >= options.seen(len(letters)):
+            if old != (stands := was[index]):
+                detail = f"{change}, and residue {index + 1} of the protein is {stands}"
+                raise WrongError(WILD_TYPE.reason(detail))
+            if index >= options.seen(len(letters)):
                 raise WrongError(BEYOND.reason(f"{change}, of {options.limit}", TRUNCATED))
-    found = [change.edit(was, first) for change in changes]
-    return _as_payload(found, ":".join(map(str, changes)), was, options)
+    edited = [change.edit(was, first) for change in changes]
+    return _as_payload(edited, ":".join(map(str, changes)), was, options)
 
 
 def of_sequence(text: str, letters: bytes, options: Options) -> str:
-    """Return the variant that has the sequence `text`, as payloads have it.
+    """Return the variant with the sequence `text`, in the notation of payloads.
 
     Raises:
         WrongError: it has none, or none that is near to this protein.
@@ -268,17 +268,17 @@ def of_sequence(text: str, letters: bytes, options: Options) -> str:
         raise WrongError(NO_CHANGE.reason(repr(clipped(text))))
     if "*" in sequence:
         raise WrongError(STOP.reason(repr(clipped(text))))
-    found = edits.of_sequence(was, sequence)
-    num_changed = sum(max(stop - start, len(new)) for start, stop, new in found)
+    changes = edits.of_sequence(was, sequence)
+    num_changed = sum(max(stop - start, len(new)) for start, stop, new in changes)
     if 2 * num_changed > len(letters):
-        told = f"{clipped(text)!r} differs from the protein at more than half of its residues"
-        raise WrongError(NOT_ONE.reason(told, NOT_WHOLE))
+        detail = f"{clipped(text)!r} differs from the protein at more than half of its residues"
+        raise WrongError(NOT_ONE.reason(detail, NOT_WHOLE))
     _refuse_indels(len(sequence) != len(was), clipped(text), options)
-    last = min(max(found[-1].start, found[-1].stop - 1), len(letters) - 1)
+    last = min(max(changes[-1].start, changes[-1].stop - 1), len(letters) - 1)
     if last >= options.seen(len(letters)):
-        told = f"a change of residue {last + 1}, of {options.limit}"
-        raise WrongError(BEYOND.reason(told, TRUNCATED))
-    return _as_payload(found, text, was, options)
+        detail = f"a change of residue {last + 1}, of {options.limit}"
+        raise WrongError(BEYOND.reason(detail, TRUNCATED))
+    return _as_payload(changes, text, was, options)
 
 
 def _refuse_indels(has_indel: bool, text: str, options: Options) -> None:
@@ -287,37 +287,37 @@ def _refuse_indels(has_indel: bool, text: str, options: Options) -> None:
 
 
 def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) -> str:
-    """Return the name of a variant that makes these `changes` to a protein that `was` so."""
-    found, text = sorted(changes), clipped(text)
-    if not all(set(new) <= set(AMINO_ACIDS) for _, _, new in found):
+    """Return the name of the variant with these `changes` of the sequence `was`."""
+    ordered, text = sorted(changes), clipped(text)
+    if not all(set(new) <= set(AMINO_ACIDS) for _, _, new in ordered):
         raise WrongError(NOT_ONE.reason(f"{text} has other letters than those of 20 amino acids"))
-    name = ":".join(edits.name_of(edit, was) for edit in found)
+    name = ":".join(edits.name_of(edit, was) for edit in ordered)
     if twice := edits.overlap(list(edits.edits(name, was))):
         raise WrongError(NOT_ONE.reason(f"{text} changes residue {twice.start + 1} twice"))
-    if any(was[start:stop] == new for start, stop, new in found):
+    if any(was[start:stop] == new for start, stop, new in ordered):
         raise WrongError(NO_CHANGE.reason(repr(text)))
-    num_left = options.seen(len(was)) - sum(stop - start - len(new) for start, stop, new in found)
+    num_left = options.seen(len(was)) - sum(stop - start - len(new) for start, stop, new in ordered)
     if num_left < 1:
         raise WrongError(INDEL.reason(f"{text} leaves no residue"))
     together = {"masked", "mutant"} & set(options.kinds) and not edits.is_indel(name)
-    if together and found[-1].start - found[0].start >= options.width(len(was)):
+    if together and ordered[-1].start - ordered[0].start >= options.width(len(was)):
         raise WrongError(BEYOND.reason(f"{text}, of {options.limit}", APART))
     return name
 
 
 def first_residue(changes: Sequence[Change], letters: bytes) -> int | None:
-    """Return the number that the first residue must have so that each change names the residue that
-    stands there; None where no number, or more than one, does that."""
+    """Return the only number of the first residue with which each change names the residue that is
+    there; None without one, or with several."""
     stands = letters.decode()
-    places = sorted({(at, old) for change in changes for old, at in change.residues})
-    if len(places) < LEAST_PLACES:
+    residues = sorted({(at, old) for change in changes for old, at in change.residues})
+    if len(residues) < LEAST_PLACES:
         return None
-    first, old = places[0]
+    first, old = residues[0]
     fits = [
         number - first
         for number, letter in enumerate(stands, 1)
         if letter == old
-        and places[-1][0] + number - first <= len(stands)
-        and all(stands[place + number - first - 1] == each for place, each in places)
+        and residues[-1][0] + number - first <= len(stands)
+        and all(stands[at + number - first - 1] == each for at, each in residues)
     ]
     return 1 - fits[0] if len(fits) == 1 else None

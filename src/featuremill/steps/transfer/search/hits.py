@@ -126,7 +126,7 @@ def _nearest(searched: Features, queries: Queries, chosen: Chosen) -> list[Found
             f"{root}: {error}, so these results are damaged; featuremill merge {root} writes them "
             "anew from the parts."
         ) from None
-    return nearest.found()
+    return nearest.hits()
 
 
 def _of_matrix(vectors: Any, searched: Features, num_at_once: int) -> Iterator[Queries]:

@@ -55,8 +55,8 @@ class Origin(NamedTuple):
     column: str
     run: Results | None
     """The run that has the recipe, if there is one."""
-    place: Results | None
-    """Where its results are."""
+    delivered: Results | None
+    """The folder of its results, which may be partial."""
     otherwise: str = ""
     """A sentence that ends messages: what can be done without computing."""
 
@@ -69,7 +69,7 @@ class Origin(NamedTuple):
             searched.recipe,
             searched.column,
             searched.folder,
-            searched.place,
+            searched.delivered,
             " Records of the run are found by their ids without.",
         )
 
@@ -228,7 +228,7 @@ class Recipe:
     def _say(self, device: Device) -> None:
         """Report the device, and whether the run used another kind."""
         self._log.info("new records are computed on %s.", device.name)
-        delivery = self._origin.place.find_delivery() if self._origin.place else None
+        delivery = self._origin.delivered.find_delivery() if self._origin.delivered else None
         is_gpu, receipts = device.kind == "cuda", delivery.receipts if delivery else []
         if others := sorted(
             {receipt.device_name for receipt in receipts if receipt.is_on_gpu != is_gpu}

@@ -157,8 +157,8 @@ class Function:
         vector = ir.VectorType(kind, number)
         if isinstance(value, int | float):
             return ir.Constant(vector, [value] * number)
-        one = self.build.insert_element(ir.Constant(vector, ir.Undefined), value, INT32(0))
-        return self.shuffle(one, one, [0] * number)
+        scalar = self.build.insert_element(ir.Constant(vector, ir.Undefined), value, INT32(0))
+        return self.shuffle(scalar, scalar, [0] * number)
 
     def shuffle(self, first: Value, second: Value, lanes: Sequence[int]) -> Value:
         """Return a vector of these lanes of two vectors, numbered consecutively."""

@@ -249,10 +249,10 @@ class Attention:
                 self._put_row(row, self.sums_dQ, element)
 
     def _put(self, out: Value, first: Value, totals: list[Value]) -> None:
-        """Store the context of a block of queries, as many as exist."""
+        """Store the context of the existing queries of a block."""
         function, build = self.function, self.build
-        one = function.all_lanes(1.0, self.lanes)
-        factors = [build.fdiv(one, total) for total in totals]
+        ones = function.all_lanes(1.0, self.lanes)
+        factors = [build.fdiv(ones, total) for total in totals]
         context_Qd = self.scores_BQ  # which are done with
         for group, factor in enumerate(factors):
             for start, number in self._columns():
@@ -268,10 +268,10 @@ class Attention:
         left = function.add(self.length, function.times(first, -1))
         with function.loop(0, function.least(left, self.queries)) as queries:
             row = function.times(queries.index, self.head_dim)
-            place = function.times(function.add(first, queries.index), self.width)
+            offset = function.times(function.add(first, queries.index), self.width)
             for start, number in self._columns():
                 vector = function.load(context_Qd, FP32, function.add(row, start), number)
-                at = function.add(place, start)
+                at = function.add(offset, start)
                 function.store(function.narrow(vector, self.kind), out, self.kind, at)
 
     def _scaled(self, element: int, changes: list[Value]) -> list[Value]:
@@ -441,9 +441,9 @@ class AmxAttention(PairAttention):
         return -(-self.head_dim // 16) * 16
 
     def _tile(self, instruction: str, *operands: Value | int) -> None:
-        """Write an instruction of AMX; integers are numbers of tiles."""
-        given = [INT8(each) if isinstance(each, int) else each for each in operands]
-        self.function.call(f"llvm.x86.{instruction}", VOID, *given)
+        """Emit an AMX instruction; an integer operand is the number of a tile."""
+        values = [INT8(each) if isinstance(each, int) else each for each in operands]
+        self.function.call(f"llvm.x86.{instruction}", VOID, *values)
 
     def _load(self, tile: int, pointer: Value, bytes_of_row: Value | int) -> None:
         self._tile("tileloadd64", tile, pointer, self.function.integer(bytes_of_row))
@@ -495,8 +495,8 @@ class AmxAttention(PairAttention):
                 for half in range(2):
                     key = function.add(first, keys.index, 16 * half)
                     at = function.add(function.times(key, self.key_elements), 32 * step)
-                    place = function.at(self.keys, INT16, at)
-                    self._load(4 + half, place, 2 * self.key_elements)
+                    pointer = function.at(self.keys, INT16, at)
+                    self._load(4 + half, pointer, 2 * self.key_elements)
                 for tile in range(4):
                     self._tile("tdpbf16ps", tile, 4 + tile // 2, 6 + tile % 2)
             for tile in range(4):
@@ -524,27 +524,27 @@ class AmxAttention(PairAttention):
             self._put_row(self._scaled(element, changes), self.sums_dQ, element)
         for start in range(0, self._rows_of_sums(), 32):
             halves = range(min(2, (self._rows_of_sums() - start) // 16))
-            places = {
+            pointers = {
                 2 * half + group: function.at(
                     self.sums_dQ, FP32, (start + 16 * half) * self.queries + 16 * group
                 )
                 for half in halves
                 for group in range(GROUPS)
             }
-            for tile, place in places.items():
-                self._load(tile, place, 4 * self.queries)
+            for tile, pointer in pointers.items():
+                self._load(tile, pointer, 4 * self.queries)
             with function.loop(0, num_keys, self.key_multiple) as keys:
                 self._multiply_values(first, keys, start, halves)
-            for tile, place in places.items():
-                self._save(tile, place, 4 * self.queries)
+            for tile, pointer in pointers.items():
+                self._save(tile, pointer, 4 * self.queries)
 
     def _multiply_values(self, first: Value, keys: Loop, start: int, halves: range) -> None:
         """Add the products of 32 keys to the tiles that hold sums."""
         function = self.function
         for group in range(GROUPS):
             at = function.add(function.times(keys.index, self.queries // 2), 16 * group)
-            place = function.at(self.exponentials, INT32, at)
-            self._load(6 + group, place, 4 * self.queries)
+            pointer = function.at(self.exponentials, INT32, at)
+            self._load(6 + group, pointer, 4 * self.queries)
         for half in halves:
             row = function.times(self.num_keys, start + 16 * half)
             at = function.add(row, first, keys.index)

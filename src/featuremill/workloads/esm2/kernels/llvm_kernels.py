@@ -249,7 +249,7 @@ def _gate(isa: str, dtype: torch.dtype, width: int) -> Callable[..., None]:
     function = Function("gate", (POINTER, POINTER, INT64))
     build, number = function.build, target.lanes
     halves, gated, num_rows = function.arguments
-    one = function.all_lanes(1.0, number)
+    ones = function.all_lanes(1.0, number)
     to_base_2 = function.all_lanes(math.log2(math.e), number)
     with function.loop(0, num_rows) as rows:
         row = function.at(halves, kind, function.times(rows.index, 2 * width))
@@ -264,7 +264,7 @@ def _gate(isa: str, dtype: torch.dtype, width: int) -> Callable[..., None]:
             below = build.fneg(function.greater(first, minus))
             power = function.power_of_2(build.fmul(below, to_base_2), DEGREES[kind])
             is_above = build.fcmp_ordered(">", first, minus)
-            factor = build.fdiv(build.select(is_above, one, power), build.fadd(one, power))
+            factor = build.fdiv(build.select(is_above, ones, power), build.fadd(ones, power))
             result = build.fmul(build.fmul(first, factor), second)
             function.store(function.narrow(result, kind), out, kind, columns.index)
     return function.compiled(target)
