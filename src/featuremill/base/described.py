@@ -56,11 +56,11 @@ def _docstrings(model: type) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
     except (OSError, TypeError, SyntaxError):
         return {}
-    found = {}
+    docstrings = {}
     for field, text in itertools.pairwise(getattr(tree.body[0], "body", [])):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                 value=ast.Constant(value=str(docstring))
             ):
-                found[name] = inspect.cleandoc(docstring)
-    return found
+                docstrings[name] = inspect.cleandoc(docstring)
+    return docstrings
