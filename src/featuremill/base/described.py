@@ -30,8 +30,7 @@ class Described(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return the description of each field that has any: the docstring below it, or that of
-        its `Field`."""
+        """Return the description of each field: the docstring below it, or that of its `Field`."""
         below: dict[str, str] = {}
         for base in reversed(cls.__mro__):
             below |= _docstrings(base) if issubclass(base, Described) else {}
