@@ -39,8 +39,7 @@ def own(group: str) -> Mapping[str, EntryPoint]:
 
 
 def others(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of other packages in a group, by name, without names that featuremill
-    uses itself."""
+    """Return the entry points of other packages in a group, without names of featuremill's own."""
     ours = own(group)
     registered = _all(group, tuple((folder, _changed(folder)) for folder in sys.path))
     return {name: registered[name] for name in sorted(registered.keys() - ours.keys())}
@@ -61,8 +60,7 @@ def _all(group: str, _: tuple[tuple[str, int | None], ...]) -> dict[str, EntryPo
 
 
 def of_others(group: str, name: str) -> EntryPoint | None:
-    """Return what another package registers as `name` in a group; None for featuremill's own and
-    for what no package registers."""
+    """Return the entry point `name` of another package; None for featuremill's own names."""
     return None if name in own(group) else others(group).get(name)
 
 

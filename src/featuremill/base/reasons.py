@@ -133,8 +133,7 @@ OTHER = Kind(
 MISSING_WORDS = frozenset(
     r"na <na> n/a #n/a #na nan -nan nat none null \n".split()  # noqa: SIM905
 )
-"""What R, pandas, Python, SQL, JSON and spreadsheets write for a missing value, in small
-letters."""
+"""Words of R, pandas, Python, SQL, JSON and spreadsheets for a missing value, in small letters."""
 PEPTIDES = ("NAN", "NAT")
 """Words for missing values that no program writes in capitals, and that can be peptides."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
@@ -161,8 +160,7 @@ _by_head = {head: kind for kind in KINDS for head in kind.heads}
 
 
 def is_missing(text: str) -> bool:
-    """Return whether a whole cell is a word that programs write for a missing value, in capital or
-    small letters."""
+    """Return whether the cell is a word for a missing value, in capital or small letters."""
     return text.strip().lower() in MISSING_WORDS
 
 
@@ -217,6 +215,6 @@ def named(name: str) -> Kind:
 
 
 def delivered(text: str) -> str:
-    """Return the reason that a workload's `text` becomes in a part: its own words, unless they are
-    what only the core says."""
+    """Return the reason in a part for a workload's `text`: the text, unless only the core uses
+    it."""
     return text if kind_of(text) not in OF_THE_CORE else OTHER.reason(text)
