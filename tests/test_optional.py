@@ -16,7 +16,7 @@ from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
-from featuremill.flow import internals, preflight
+from featuremill.flow import internals, refusals
 from featuremill.flow.context import RunOfRules
 from featuremill.flow.screen import RefusedError
 from featuremill.merge import provenance
@@ -135,9 +135,9 @@ def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbere
     with pytest.raises(
         RefusedError, match=r"--sdm conda: workload numbered \(package featuremill-"
     ):
-        preflight.refuse_without_packages(None, config)
+        refusals.refuse_without_packages(None, config)
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
-    preflight.refuse_without_packages(None, config)
+    refusals.refuse_without_packages(None, config)
     flow = SimpleNamespace(asked=config)
     assert {RunOfRules.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"
