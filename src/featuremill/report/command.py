@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     from featuremill.report import facts, page
 
     folder = Results(enter(arguments))
-    place = folder.partial if arguments.partial else folder
-    if arguments.partial and folder.delivery.exists() and not place.delivery.exists():
+    merged = folder.partial if arguments.partial else folder
+    if arguments.partial and folder.delivery.exists() and not merged.delivery.exists():
         log.info("nothing is partial: the results are complete, and report.html is about them.")
         return
     if (arguments.label_file is None) != (arguments.label is None):
@@ -70,11 +70,11 @@ def run(arguments: argparse.Namespace) -> None:
     if read.labels and read.labels.mismatch:
         log.warning("%s; the map is coloured by length.", read.labels.mismatch)
     elif read.labels:
-        found, shown = read.labels.num_found, records(len(read.labels.texts))
+        num_labelled, shown = read.labels.num_found, records(len(read.labels.texts))
         says = "%s of %s on the map have a label in %s of %s."
-        log.info(says, f"{found:,}", shown, read.labels.title, read.labels.file)
+        log.info(says, f"{num_labelled:,}", shown, read.labels.title, read.labels.file)
     drawn = page.draw(read)
-    usual = place.root / "report.html"
+    usual = merged.root / "report.html"
     output = arguments.output or usual
     is_named = output.absolute() != usual.absolute()
     page.write_report(output, read, drawn, is_named=is_named)
