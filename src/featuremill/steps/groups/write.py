@@ -60,7 +60,7 @@ class Grouping(NamedTuple):
     """Which records are of which group."""
 
     columns: Sequence[str]
-    """The columns that identify a group: the keys of ids, where a table has groups, and the group."""
+    """The columns that identify a group: the keys of ids, if a table has groups, and the group."""
     keys: Sequence[Sequence[str]]
     """The values of these columns, for each group."""
     number_of: Callable[[str], int | None]
