@@ -22,7 +22,7 @@ from featuremill.base.id_columns import WHOLE
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Run, asked, read, read_run
+from featuremill.config import Run, products, read, read_run
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import nucleotides
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     with run_log.line(folder.root, "plan") as line:
         threads = arguments.threads
         planned = plan(folder, config, weights, arguments.weights, arguments.replan, threads)
-        asked.planned(config, folder.root).note(is_new=True)
+        products.planned(config, folder.root).note(is_new=True)
         line.text = "; ".join(filter(None, (*sizes_of(folder, planned.plan), planned.why_cut)))
 
 
@@ -262,7 +262,7 @@ class Planning(NamedTuple):
             recipe=recipe_of(sizing.settings),
             settings=sizing.settings,
             execution=self.options.model_dump(mode="json", include=not_in_recipe),
-            asked=asked.options_asked(run),
+            asked=products.options_of_values(run),
             device=run.device,
             gpus=run.gpus,
             slots=sizing.slots if cut.has_new or last is None else last.slots,
