@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
 class Planned(NamedTuple):
     plan: Plan
     why_cut: str
-    """What there is to say of the size of new shards; empty where the config says it."""
+    """A sentence about the size of new shards; "" if the config sets it."""
 
 
 def plan(
@@ -149,7 +149,7 @@ class Assigned(NamedTuple):
     stores: Sequence[Path]
     """Stores of several runs, the first of which is written."""
     offer: Offer
-    """What they have of the records."""
+    """The records that the stores have."""
     has_new: bool
     """Whether shards were cut that the last plan has not."""
     why: str
