@@ -1,4 +1,3 @@
-"""What every package may use: errors, words, sizes and durations, log and progress, this
-process."""
+"""Shared by every package: errors, words, sizes and durations, log, progress, this process."""
 
 __version__ = "0.1.0"

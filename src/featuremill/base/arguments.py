@@ -1,5 +1,4 @@
-"""Arguments that several commands have; it imports nothing that takes time, as `--help` does
-not."""
+"""Arguments of several commands. Its imports are cheap, for `--help`."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from typing import Any
 
 
 def add_runs(parser: argparse.ArgumentParser, without: str = "") -> None:
-    """Add the argument that names runs; `config.runs` says which. `without` says what is done if
-    there is none, where that may be."""
+    """Add the argument that names runs; `without` ends its help if it may be omitted."""
     help = "results/<run>, or the config that featuremill run takes"
     more: dict[str, Any] = {"nargs": "?"} if without else {}
     parser.add_argument("run_folder", type=Path, metavar="RUN", help=help + without, **more)

@@ -30,8 +30,7 @@ class Described(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return the description of each field that has any: the docstring below it, or that of
-        its `Field`."""
+        """Return the description of each field: the docstring below it, or that of its `Field`."""
         below: dict[str, str] = {}
         for base in reversed(cls.__mro__):
             below |= _docstrings(base) if issubclass(base, Described) else {}
@@ -56,11 +55,11 @@ def _docstrings(model: type) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
     except (OSError, TypeError, SyntaxError):
         return {}
-    found = {}
+    docstrings = {}
     for field, text in itertools.pairwise(getattr(tree.body[0], "body", [])):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                 value=ast.Constant(value=str(docstring))
             ):
-                found[name] = inspect.cleandoc(docstring)
-    return found
+                docstrings[name] = inspect.cleandoc(docstring)
+    return docstrings

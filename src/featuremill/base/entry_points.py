@@ -40,8 +40,7 @@ def own(group: str) -> Mapping[str, EntryPoint]:
 
 
 def others(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of other packages in a group, by name, without names that featuremill
-    uses itself."""
+    """Return the entry points of other packages in a group, without names of featuremill's own."""
     ours = own(group)
     points = _all(tuple((folder, _changed(folder)) for folder in sys.path)).select(group=group)
     registered = {point.name: point for point in points}
@@ -63,8 +62,7 @@ def _all(_: tuple[tuple[str, int | None], ...]) -> Any:
 
 
 def of_others(group: str, name: str) -> EntryPoint | None:
-    """Return what another package registers as `name` in a group; None for featuremill's own and
-    for what no package registers."""
+    """Return the entry point `name` of another package; None for featuremill's own names."""
     return None if name in own(group) else others(group).get(name)
 
 

@@ -65,8 +65,7 @@ def computes(device: str) -> bool:
 
 
 def fault_of_installation(error: Exception) -> str:
-    """Return what to do where torch as it is installed, or used, is the cause, whatever the record
-    and the device; else nothing."""
+    """Return a remedy if the installation or use of torch is the cause; else ""."""
     if not isinstance(error, (AssertionError, RuntimeError)):  # torch's own are of these types
         return ""
     text = str(error)

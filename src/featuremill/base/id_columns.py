@@ -26,8 +26,7 @@ PATTERNS = (
     rf"^(?:gi\|[0-9]+\|)?(?:ref|gb|emb|dbj|tp[gde])\|(?P<accession>{NCBI})(?:\|[^|]*)?$",
     rf"^lcl\|.*_prot_(?P<accession>{NCBI})_[0-9]+$",
 )
-"""UniProt (and as NCBI quotes it), the member that represents a UniRef cluster, AlphaFold's
-database, NCBI, and NCBI's translated coding regions."""
+"""UniProt (also as NCBI quotes it), UniRef's representative, AlphaFold DB, NCBI, NCBI's CDS."""
 
 
 def accessions(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -27,8 +27,7 @@ def set_up() -> None:
 
 
 class _Finder:
-    """Hides pandas from Arrow when Arrow is imported. When pandas is imported later, has Arrow look
-    for it again."""
+    """Hides pandas while Arrow is imported. When pandas is imported, Arrow looks for it again."""
 
     is_hiding = False
 

@@ -19,8 +19,7 @@ TAIL_BYTES = 64 * 2**10
 
 
 def set_up(level: int, log_file: Path | None, about: str = "") -> None:
-    """Send what is of `level` or more to stderr, and everything to `log_file`; `about` says on the
-    screen what it is about, where several do the same side by side."""
+    """Send `level` and above to stderr, behind `about`, and everything to `log_file`."""
     root = logging.getLogger("featuremill")
     root.setLevel(logging.DEBUG)
     root.propagate = False

@@ -27,8 +27,7 @@ class Progress:
     def __init__(
         self, log: logging.Logger, what: str, unit: str = "records", has_others_beside: bool = False
     ) -> None:
-        """`what` is done, in `unit` a second; `has_others_beside` is for jobs that Snakemake starts
-        many of."""
+        """`what` is counted in `unit` a second; `has_others_beside` is for one of many jobs."""
         self._log = log
         self._what = what
         self._unit = unit

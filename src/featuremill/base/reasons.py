@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     heads: tuple[str, ...]
     """Phrases without a colon that no other kind has; the first one is the usual one."""
     remedy: str
-    """What to do about it, one or two sentences."""
+    """The remedy, in one or two sentences."""
 
     def reason(self, detail: str = "", head: str = "") -> str:
         """Return a reason of this kind that says `detail` of a record; `head` is one of its own."""
@@ -133,12 +133,11 @@ OTHER = Kind(
 MISSING_WORDS = frozenset(
     r"na <na> n/a #n/a #na nan -nan nat none null \n".split()  # noqa: SIM905
 )
-"""What R, pandas, Python, SQL, JSON and spreadsheets write for a missing value, in small
-letters."""
+"""Words of R, pandas, Python, SQL, JSON and spreadsheets for a missing value, in small letters."""
 PEPTIDES = ("NAN", "NAT")
 """Words for missing values that no program writes in capitals, and that can be peptides."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
-"""What only the core finds out."""
+"""The kinds that only the core uses."""
 OF_RECORDS = (
     NOT_FINITE,
     OUT_OF_MEMORY,
@@ -154,15 +153,14 @@ OF_RECORDS = (
     ID,
     OTHER,
 )
-"""What a workload may say of a record as well."""
+"""The kinds that a workload may use, too."""
 KINDS = (*OF_THE_CORE, *OF_RECORDS)
 _of_workloads: dict[str, Kind] = {}
 _by_head = {head: kind for kind in KINDS for head in kind.heads}
 
 
 def is_missing(text: str) -> bool:
-    """Return whether a whole cell is a word that programs write for a missing value, in capital or
-    small letters."""
+    """Return whether the cell is a word for a missing value, in capital or small letters."""
     return text.strip().lower() in MISSING_WORDS
 
 
@@ -217,6 +215,6 @@ def named(name: str) -> Kind:
 
 
 def delivered(text: str) -> str:
-    """Return the reason that a workload's `text` becomes in a part: its own words, unless they are
-    what only the core says."""
+    """Return the reason in a part for a workload's `text`: the text, unless only the core uses
+    it."""
     return text if kind_of(text) not in OF_THE_CORE else OTHER.reason(text)

@@ -14,15 +14,14 @@ MAX_NAME = 100
 
 
 def clipped(text: str, most: int = 120) -> str:
-    """Return an untrusted `text` (an id, a path) short enough for a table, and "…" where something
-    was cut."""
+    """Return an untrusted `text` (an id, a path) cut to the width of a table, with "…" for the
+    rest."""
     text = one_line(text[: 2 * most])
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def wrapped(text: str, first: str = "", rest: str = "", *, width: int) -> list[str]:
-    """Return `text` as lines of `width` letters, opened by `first` and then by `rest`; commands and
-    paths stay whole, to be copied."""
+    """Return `text` wrapped to `width` behind `first` and `rest`; commands and paths stay whole."""
     return textwrap.wrap(
         text,
         width,

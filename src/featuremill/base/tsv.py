@@ -59,8 +59,7 @@ class TsvWriter:
         self._file.write("\t".join(map(cell, values)) + "\n")
 
     def columns(self, columns: Sequence[pa.ChunkedArray]) -> None:
-        """Append the rows of equally long Arrow columns; numbers have the digits that give the same
-        value when they are read again."""
+        """Append rows of equally long Arrow columns; numbers have the digits that round-trip."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -41,7 +41,7 @@ class Named(Protocol):
     """Rows with ids."""
 
     name: str
-    """What people call them: a run's folder, or a file."""
+    """The name of the features in messages: a run's folder, or a file."""
     num_rows: int
 
     def ids_of(self, rows: Rows) -> list[str]:
@@ -101,17 +101,17 @@ class Index:
         """Return the row of each id, NOWHERE for one that is not there."""
         rows_found = np.full(len(ids), NOWHERE)
         all_ids, hashes = np.array(ids, object), _hashes(ids)
-        places = np.searchsorted(self._sorted, hashes)
+        positions = np.searchsorted(self._sorted, hashes)
         pending = np.arange(len(ids))
         while True:
-            pending = pending[places[pending] < len(self._sorted)]
-            pending = pending[self._sorted[places[pending]] == hashes[pending]]
+            pending = pending[positions[pending] < len(self._sorted)]
+            pending = pending[self._sorted[positions[pending]] == hashes[pending]]
             if not len(pending):
                 break
-            rows = self._order[places[pending]].astype(np.int64)
+            rows = self._order[positions[pending]].astype(np.int64)
             is_same = np.array(self._features.ids_of(rows), object) == all_ids[pending]
             rows_found[pending[is_same]] = rows[is_same]
             pending = pending[~is_same]  # another id with the same hash: look at the next one
-            places[pending] += 1
+            positions[pending] += 1
         self.is_met[rows_found[rows_found != NOWHERE]] = True
         return rows_found

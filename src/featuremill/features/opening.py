@@ -75,8 +75,8 @@ def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery
     root = folder.root
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
-    places = {False: [folder], True: [folder.partial], None: [folder, folder.partial]}
-    for results in places[partial]:
+    folders = {False: [folder], True: [folder.partial], None: [folder, folder.partial]}
+    for results in folders[partial]:
         delivery = results.find_delivery()
         if delivery is not None and not (delivery.partial and partial is False):
             return results, delivery

@@ -173,7 +173,7 @@ class Parts:
             rows = np.asarray(batch["row"].fill_null(0)).astype(np.int64)
             yield batch, np.where(number < 0, -1, self._start_of_shard[number] + rows)
 
-    def _places(self, rows: Rows) -> Rows:
+    def _with_vectors(self, rows: Rows) -> Rows:
         """Return which records of a batch of records.parquet have vectors."""
         return np.flatnonzero((rows >= 0) & (self.num_of_row[rows] > 0))
 
@@ -181,9 +181,9 @@ class Parts:
         """Yield the ids of all records that have vectors, in the order of the input, and the row of
         each; 100,000 at a time. Ids are whole."""
         for batch, rows in self._records([*WHOLE, "shard", "row"]):
-            places = self._places(rows)
+            indices = self._with_vectors(rows)
             ids = whole_ids(batch)
-            yield ids.take(pa.array(places)).to_pylist(), rows[places]
+            yield ids.take(pa.array(indices)).to_pylist(), rows[indices]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
         """Return the vectors (n, width) at the offsets `within` these rows."""
@@ -207,7 +207,7 @@ class Parts:
         """Return the records that have vectors, in the order of the input, and their vectors."""
         first, ordinals, rows_of = 0, [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for batch, rows in self._records(["shard", "row"]):
-            places = self._places(rows)
+            places = self._with_vectors(rows)
             ordinals.append(first + places)
             rows_of.append(rows[places])
             first += batch.num_rows

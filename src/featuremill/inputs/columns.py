@@ -105,8 +105,8 @@ def find_id(path: Path, names: Sequence[str], remedy: str = "call the right one 
 
 def first_of(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> str:
     """Return the name of the column that `ranks` mean; "" where there is none or more than one."""
-    places = _matches(names, ranks)
-    return names[places[0]] if len(places) == 1 else ""
+    indices = _matches(names, ranks)
+    return names[indices[0]] if len(indices) == 1 else ""
 
 
 def find_named(path: Path, names: Sequence[str], wanted: str) -> int:

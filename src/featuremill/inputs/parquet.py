@@ -106,10 +106,10 @@ def _reader(path: Path, start: bytes) -> Iterator[tuple[list[str], Batches]]:
             )
 
 
-def _slices(batches: Iterator[pa.RecordBatch], places: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _slices(batches: Iterator[pa.RecordBatch], indices: Sequence[int]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):
-            yield batch.slice(start, BATCH_ROWS).select(list(places))
+            yield batch.slice(start, BATCH_ROWS).select(list(indices))
 
 
 def _records(path: Path, batch: pa.RecordBatch, taken: Taken, row: int) -> Iterator[Record]:

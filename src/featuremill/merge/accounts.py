@@ -31,9 +31,9 @@ from featuremill.store.records import STATUSES, id_columns_of, read_records, who
 from featuremill.store.results import Results
 
 LISTED_COLUMNS = (*WHOLE, "description", "source", "line", "status", "reason", "shard")
-"""What the lists need of records.parquet."""
+"""The columns of records.parquet that the lists need."""
 FAILURE = pa.schema({"reason": pa.string(), "payload": pa.large_binary()})
-"""What the lists need of a failed record besides."""
+"""The further columns of a failed record that the lists need."""
 NOT_YET = PENDING.reason()
 SEQUENCE = re.compile(rb"[A-Za-z*.-]*")
 log = logging.getLogger("featuremill.merge")
@@ -85,17 +85,17 @@ def account(
 
 
 def _add_failures(
-    failures: Shuffle, part: Part, places: npt.NDArray[np.void], folder: Results, shard: str
+    failures: Shuffle, part: Part, planned: npt.NDArray[np.void], folder: Results, shard: str
 ) -> None:
     sha256, reasons = part.columns()
-    rows = order_of(sha256)[places["row"]]
+    rows = order_of(sha256)[planned["row"]]
     is_failed = np.asarray(reasons.is_valid())[rows]
     rows = rows[is_failed]
-    payloads = payloads_of(folder, part, shard, places["row"][is_failed], sha256[rows])
+    payloads = payloads_of(folder, part, shard, planned["row"][is_failed], sha256[rows])
     if len(rows):
         columns = [reasons.take(pa.array(rows)), payloads]
         failures.add(
-            places["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=failures.columns)
+            planned["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=failures.columns)
         )
 
 

@@ -285,18 +285,18 @@ class _Shard:
         Raises:
             IntegrityError: when their shard is gone or not what it was.
         """
-        places = np.flatnonzero(~self._is_ok)
-        if not len(places):
+        positions = np.flatnonzero(~self._is_ok)
+        if not len(positions):
             return 0
-        failed = self._records.take(pa.array(places))
+        failed = self._records.take(pa.array(positions))
         sha256 = digests(pa.chunked_array([failed.column("sha256")]))
         rows_of_shard = failed.column("row").to_numpy()
         payloads = payloads_of(folder, self._part, self._part.receipt.shard, rows_of_shard, sha256)
-        reasons = self._reasons.take(pa.array(self._rows[places]))
-        rows = pa.record_batch([pa.array(places), reasons, payloads], schema=OF_FAILURES)
+        reasons = self._reasons.take(pa.array(self._rows[positions]))
+        rows = pa.record_batch([pa.array(positions), reasons, payloads], schema=OF_FAILURES)
         with pa.ipc.new_file(str(self._folder / FAILURES), OF_FAILURES) as file:
             file.write_batch(rows)
-        return len(places)
+        return len(positions)
 
     def write(self, outputs: Sequence[str]) -> list[DeliveredFile]:
         """Write the ok rows, of each sample to files of its own."""
@@ -305,28 +305,28 @@ class _Shard:
         files: list[DeliveredFile] = []
         with pa.memory_map(str(self._part.path)) as source:
             values = _Values(source, self._part)
-            for number, (folder, places) in enumerate(self._by_folder(ok)):
-                blocks = np.cumsum(sizes[self._rows[places]]) // BLOCK_BYTES
-                edges = [0, *(1 + np.flatnonzero(np.diff(blocks))).tolist(), len(places)]
+            for number, (folder, positions) in enumerate(self._by_folder(ok)):
+                blocks = np.cumsum(sizes[self._rows[positions]]) // BLOCK_BYTES
+                edges = [0, *(1 + np.flatnonzero(np.diff(blocks))).tolist(), len(positions)]
                 paths = {name: self._folder / f"{name}-{number}" for name in outputs}
                 with ExitStack() as stack:
                     writers = {
-                        name: self._open(name, path, len(places), stack)
+                        name: self._open(name, path, len(positions), stack)
                         for name, path in paths.items()
                     }
                     for start, end in itertools.pairwise(edges):
-                        block = self._block(values, places[start:end])
+                        block = self._block(values, positions[start:end])
                         for name, writer in writers.items():
                             with told(name, "write"):
                                 writer.write(block)
-                ids = whole_ids(self._records.take(pa.array(places))).to_pylist()
+                ids = whole_ids(self._records.take(pa.array(positions))).to_pylist()
                 for path in paths.values():
                     np.save(index_beside(path), sorted_hashes(ids))
                 files += [
                     DeliveredFile(
                         output=name,
                         path=path.name,
-                        rows=len(places),
+                        rows=len(positions),
                         bytes=path.stat().st_size,
                         sha256=sha256_of(path),
                         mtime_ns=path.stat().st_mtime_ns,
@@ -349,16 +349,16 @@ class _Shard:
         return writer
 
     def _by_folder(
-        self, places: npt.NDArray[np.int64]
+        self, positions: npt.NDArray[np.int64]
     ) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
         """Yield the folder of each sample, and which of its records are to be written."""
-        if not len(places):
+        if not len(positions):
             return
-        rows = pa.Table.from_batches([self._records.take(pa.array(places))])
+        rows = pa.Table.from_batches([self._records.take(pa.array(positions))])
         start = 0
         for keys, owned in by_owner(rows):
             end = start + owned.num_rows
-            yield "/".join(map("=".join, keys.items())), places[start:end]
+            yield "/".join(map("=".join, keys.items())), positions[start:end]
             start = end
 
     def _sizes(self) -> npt.NDArray[np.int64]:
@@ -368,10 +368,10 @@ class _Shard:
             sizes = [bytes_of_rows(batch.select(names)) for batch in pa.ipc.open_stream(source)]
         return np.concatenate([np.empty(0, np.int64), *sizes])
 
-    def _block(self, values: _Values, places: npt.NDArray[np.int64]) -> pa.Table:
-        records = self._records.take(pa.array(places)).select(IDENTITY.names)
+    def _block(self, values: _Values, positions: npt.NDArray[np.int64]) -> pa.Table:
+        records = self._records.take(pa.array(positions)).select(IDENTITY.names)
         identity = records.set_column(0, IDENTITY.field(ID), whole_ids(records))
-        rows = values.take(self._rows[places])
+        rows = values.take(self._rows[positions])
         return pa.table(
             [*identity.columns, *rows.columns], schema=pa.schema([*IDENTITY, *rows.schema])
         )
@@ -418,14 +418,14 @@ class _Values:
                 for column, (_, inside, _) in zip(columns, pieces, strict=True)
             ]
             back = np.empty(num_rows, np.int64)
-            back[np.concatenate([places for _, _, places in pieces])] = np.arange(num_rows)
+            back[np.concatenate([positions for _, _, positions in pieces])] = np.arange(num_rows)
             return pa.concat_arrays(taken).take(pa.array(back))
         views = [view(column) for column in columns]
         room = self._room.get(field.name)
         if room is None or len(room) < num_rows:
             room = self._room[field.name] = np.empty((num_rows, views[0].shape[1]), views[0].dtype)
-        for vectors, (_, inside, places) in zip(views, pieces, strict=True):
-            room[places] = vectors[inside]
+        for vectors, (_, inside, positions) in zip(views, pieces, strict=True):
+            room[positions] = vectors[inside]
         flat = pa.array(room[:num_rows].reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
 
