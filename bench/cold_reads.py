@@ -3,7 +3,7 @@ files.
 
     python -m bench.cold_reads FOLDER --row-bytes 5120 --rows 20000
 
-It is why merge reads every part from its beginning to its end (docs/performance.md). FOLDER holds
+It is why merge reads every part from its beginning to its end (bench/figures.md). FOLDER holds
 large files, such as results/<run>/store/parts; it is only read, and only its pages leave the cache.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Work, choose
-from featuremill.plan.speeds import Asked
+from featuremill.plan.speeds import JobSpec
 from featuremill.store.plan import Settings
 from featuremill.workloads.esm2 import memory
 
@@ -41,8 +41,8 @@ def _cells(num_records: int, name: str, gpus: int) -> list[str]:
     model = memory.model_of(weights)
     options = {"model": name, "dtype": "bf16"}
     settings = Settings(workload="esm2", version="", options=options, weights_sha256=None)
-    asked = Asked(settings, DEVICE, is_gpu=True)
-    speed = speeds.find(asked, Path("no-earlier-runs"), weights, MEAN_TOKENS)
+    job = JobSpec(settings, DEVICE, is_gpu=True)
+    speed = speeds.find(job, Path("no-earlier-runs"), weights, MEAN_TOKENS)
     tokens, part_bytes = MEAN_TOKENS * num_records, 4 * model.width * num_records
     cut = choose(Work(tokens, num_records, tokens, part_bytes), speed, gpus)
     rounds = math.ceil(cut.num_shards / gpus)

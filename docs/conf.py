@@ -32,7 +32,7 @@ PICTURE = re.compile(
 FURTHER = (
     *("../examples/README.md", "../examples/plugin/README.md", "../config/demo.md"),
     "../src/featuremill/workloads/esm2/bundled/mill_t6_8M.md",
-    *("../training/README.md", "../bench/README.md", "../CHANGELOG.md"),
+    *("../training/README.md", "../bench/README.md", "../bench/figures.md", "../CHANGELOG.md"),
     "../packages/snakemake-executor-plugin-gpu-local/README.md",
     "../packages/snakemake-executor-plugin-gpu-local/PROTOCOL.md",
 )

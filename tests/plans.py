@@ -7,7 +7,7 @@ from featuremill.store.files import seal_of, sealed, write_json
 
 SNAKEMAKE_SECONDS_A_JOB = 0.06
 """Of its main process, during which it starts no other job: `python -m bench.scale --records 50000
---shards 1000` (docs/performance.md)."""
+--shards 1000` (bench/figures.md)."""
 SNAKEMAKE_SECONDS_A_JOB_LEFT = 7e-6
 """On top, for each job that could run as well, since it looks at all of them: `python -m bench.dag
 --shards 1000 3000`, whose jobs do nothing, took 9.8 and 16.8 ms of processor a job."""

@@ -116,7 +116,7 @@ def test_a_run_beside_this_one_that_cannot_be_read_stops_nothing(tmp_path):
     assert resources.extract_minutes(wildcards(run), 1) == alone != 60
 
 
-# Measured on 2 cores that others used as well: docs/performance.md.
+# Measured on 2 cores that others used as well: bench/figures.md.
 PLANNED = {2.2: (921, 97 / 60), 8.8: (1639, 24)}
 """GB of FASTA (5 and 20 million records): MB, minutes."""
 MERGED = {0.67: (768, 9.1 / 60), 2.5: (1659, 2), 5.1: (1741, 209 / 60)}

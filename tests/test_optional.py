@@ -16,7 +16,7 @@ from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
-from featuremill.flow import internals, preflight
+from featuremill.flow import internals, refusals
 from featuremill.flow.context import RunOfRules
 from featuremill.flow.screen import RefusedError
 from featuremill.merge import provenance
@@ -91,19 +91,19 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     assert speeds.is_alike(settings, settings.model_copy())
     weights = Weights("mine", Path(), "", {"num_layers": "6", "embed_dim": "320"})
     with pytest.raises(UserError, match="workload numbered: its speed on h100 is unknown"):
-        speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
+        speeds.find(speeds.JobSpec(settings, "h100", is_gpu=True), tmp_path, weights, 350)
     monkeypatch.setattr(numbered, "SPEED_OPTIONS", ("model",), raising=False)
     assert speeds.is_alike(settings, other)
     monkeypatch.setattr(numbered, "PRECISION", "dtype", raising=False)
     assert precision_told(settings) == "wide"
     work = UnitWork(1e9, 0, 1e9, {"wide": 2.0}, 3e-6)
     monkeypatch.setattr(numbered, "unit_work", lambda weights, mean_cost: work, raising=False)
-    speed = speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
+    speed = speeds.find(speeds.JobSpec(settings, "h100", is_gpu=True), tmp_path, weights, 350)
     assert speed.is_assumed and speed.cost_per_second == pytest.approx(0.5 * 756e3)
-    asked = speeds.Asked(settings, "a CPU", is_gpu=False)
+    job = speeds.JobSpec(settings, "a CPU", is_gpu=False)
     assert (
         "2 GFLOP/s a core in wide and 3 µs a record"
-        in speeds.find(asked, tmp_path, weights, 350).source
+        in speeds.find(job, tmp_path, weights, 350).source
     )
 
 
@@ -117,7 +117,7 @@ def test_a_workload_without_a_gpu_gets_none(monkeypatch):
 def test_conda_environments_are_the_workloads_where_they_are_needed():
     def environments(workload, *outputs):
         run = SimpleNamespace(workload=workload, outputs=outputs, module=find_workload(workload))
-        flow = SimpleNamespace(asked=run)
+        flow = SimpleNamespace(run=run)
         verbs = ("weights", "plan", "extract", "merge", "report")
         return [Path(RunOfRules.environment(flow, verb)).name for verb in verbs]
 
@@ -135,10 +135,10 @@ def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbere
     with pytest.raises(
         RefusedError, match=r"--sdm conda: workload numbered \(package featuremill-"
     ):
-        preflight.refuse_without_packages(None, config)
+        refusals.refuse_without_packages(None, config)
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
-    preflight.refuse_without_packages(None, config)
-    flow = SimpleNamespace(asked=config)
+    refusals.refuse_without_packages(None, config)
+    flow = SimpleNamespace(run=config)
     assert {RunOfRules.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"
     }
@@ -172,7 +172,7 @@ def test_the_report_names_the_workloads_own_options_that_help(workload, batches,
         oom_splits=2, retries=0, resumed_batches=0, seconds={"waited_for_disk": 1.0}
     )
     shard = SimpleNamespace(receipt=receipt, name="0123456789", lane="GPU 0")
-    memory, disk = troubles.found([shard], workload)
+    memory, disk = troubles.troubles_of([shard], workload)
     assert batches in memory.remedy and written in disk.remedy
     assert "{" not in memory.remedy + disk.remedy
 

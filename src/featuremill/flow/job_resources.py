@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from featuremill.base import devices
 from featuremill.config import Run
 from featuremill.plan.estimate.overheads import host_mb
-from featuremill.plan.speeds import Asked, Speed, find_first
+from featuremill.plan.speeds import JobSpec, Speed, find_first
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.store.row_order import MOST_JOBS
@@ -25,7 +25,7 @@ from featuremill.store.weights_file import WeightsFile
 MB, GB = 2**20, 10**9
 PLAN_MB, PLAN_MB_A_GB = 4000, 250
 MERGE_MB, MERGE_MB_A_GB = 4000, 50
-"""docs/performance.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what
+"""bench/figures.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what
 merge holds hardly grows."""
 PLAN_MINUTES_A_GB, MERGE_MINUTES_A_GB = 10.0, 5.0
 """Measured were 0.8 for plan; some cluster's file systems are ten times slower."""
@@ -120,13 +120,13 @@ def slow_speed(folder: Path, plan: Plan, gpu_model: str) -> Speed | None:
     is_gpu = plan.device != "cpu" and (
         plan.device == "cuda" or bool(gpu_model or devices.cuda_devices())
     )
-    askeds = [
-        Asked(plan.settings, name, True, plan.gpus) for name in dict.fromkeys((gpu_model, ""))
+    specs = [
+        JobSpec(plan.settings, name, True, plan.gpus) for name in dict.fromkeys((gpu_model, ""))
     ]
     if not is_gpu:
-        askeds = [Asked(plan.settings, devices.cpu().name, is_gpu=False)]
+        specs = [JobSpec(plan.settings, devices.cpu().name, is_gpu=False)]
     weights, mean_cost = plan.weights and Path(plan.weights), plan.cost / max(1, plan.counts.unique)
-    return find_first(askeds, folder.parent, weights or None, mean_cost, SLOWEST, cores=1)
+    return find_first(specs, folder.parent, weights or None, mean_cost, SLOWEST, cores=1)
 
 
 @lru_cache(maxsize=4)

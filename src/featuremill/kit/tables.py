@@ -27,7 +27,7 @@ class Table(NamedTuple):
     suffix: str
     """The ending of the table's file name."""
     beside: str
-    """What the other table's name has in place of the suffix."""
+    """The ending of the other table's name, in place of the suffix."""
     figures: tuple[str, ...]
     """The keys of the card's `counts` that status shows."""
 

@@ -168,10 +168,10 @@ class Failed(NamedTuple):
 
     places: Places
     kinds: npt.NDArray[np.int64]
-    """Of each, the index of its reason's kind in `names`."""
+    """Index in `names` of the kind of each record's reason."""
     costs: npt.NDArray[np.int64]
     num_rows: npt.NDArray[np.int64]
-    """Of each, how many input records it stands for."""
+    """Number of input records for which each distinct record stands."""
 
     def among(self, is_chosen: npt.NDArray[np.bool_]) -> Failed:
         return Failed(*(column[is_chosen] for column in self))

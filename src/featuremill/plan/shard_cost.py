@@ -19,7 +19,7 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, human_bytes, plain_duration
 from featuremill.lease import Request, count_slots
 from featuremill.plan.needs import residues_of
-from featuremill.plan.speeds import Asked, Speed, find_first
+from featuremill.plan.speeds import JobSpec, Speed, find_first
 from featuremill.store.disk_space import stored_bytes
 from featuremill.store.plan import SHARDS_A_SLOT, Settings
 from featuremill.workload import find_workload, optional
@@ -31,7 +31,7 @@ LEAST_SECONDS = 30.0
 MOST_STARTUP = 0.1
 """Share of a job's time."""
 MOST_SHARDS = 2_000
-"""Snakemake looks at every job that is ready whenever one ends (docs/performance.md)."""
+"""Snakemake looks at every job that is ready whenever one ends (bench/figures.md)."""
 MOST_RECORDS = 1_000_000
 """A worker lists them: digests, costs, an order."""
 MOST_PAYLOAD_BYTES = 2**28
@@ -66,9 +66,9 @@ class Choice(NamedTuple):
     cost: int
     """The cost of a shard; `cuts` makes `num_shards` of them."""
     why: str
-    """Not more and not fewer, in words."""
+    """The reason for this number, in words."""
     speed: Speed | None
-    """By which it was chosen."""
+    """The speed on which the choice rests."""
     seconds: float
     """The seconds of computing a shard; 0 without a speed."""
 
@@ -241,11 +241,11 @@ class Sizing(NamedTuple):
     def _speed(self, mean_cost: float) -> Speed | None:
         """Return the best that is known of the speed of a job; None for nothing."""
         # How many cores a job gets is the workflow's to say: what jobs had before tells most.
-        askeds = [Asked(self.settings, self.device.name, is_gpu=False)]
+        specs = [JobSpec(self.settings, self.device.name, is_gpu=False)]
         if self.device.kind == "cuda":
             # Where jobs go elsewhere, a profile may say to which cards (flow/jobs.py).
             here = self.device.name if self.device.uuid else ""
             names = dict.fromkeys((environment.GPU_MODEL.value() or here, ""))
-            askeds = [Asked(self.settings, name, True, self.gpus) for name in names]
+            specs = [JobSpec(self.settings, name, True, self.gpus) for name in names]
         weights, cores = self.weights, num_cores()
-        return find_first(askeds, self.results, weights, mean_cost, USUAL_CARD, cores)
+        return find_first(specs, self.results, weights, mean_cost, USUAL_CARD, cores)

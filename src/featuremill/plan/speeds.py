@@ -1,12 +1,11 @@
-"""How fast a device is at a model: measured where anything was measured, else a stated assumption.
-
-In this order: a number from the command line; receipts of earlier runs of the same model; a share
-of what the device's peaks allow for the operations and bytes of a unit of cost (`EstimatesWork`),
-which is right within a factor, `ASSUMED`. `Speed.source` names which it is.
+"""The speed of a device at a model, from the first of these that is known: a number from the
+command line; receipts of earlier runs of the same model; a share of what the peaks of the device
+allow for the operations and bytes of a unit of cost (`EstimatesWork`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
 from collections.abc import Iterable, Sequence
@@ -32,36 +31,30 @@ from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import weights_of
 
 AROUND_JOB_SECONDS = 0.25
-"""Between two jobs on a slot, besides what receipts count: the verb's own start and end, and
-Snakemake's pause. Measured by `python -m bench.scale --records 50000 --shards 1000`: 0.11 + 0.14 s
-(docs/performance.md)."""
+"""Seconds between two jobs on a slot besides those in receipts: 0.11 + 0.14 by `python -m
+bench.scale --records 50000 --shards 1000`."""
 CPU_STARTUP = 2.3
-"""Seconds, where no receipt has it: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD
-EPYC)."""
+"""Seconds to start a job on a CPU: `start_up_seconds` of `make bench` (35M, 2 cores of an EPYC)."""
 GPU_STARTUP = 6.5
-"""Seconds: 6.4 of the demo's job on an H200, 5.5 to 6.9 of six such jobs three at a time (run.log);
-with 650M 6.0 of a job, and 9.3 with kernels to compile (`start_up` of bench/results). Weights of
-gigabytes that come over a network take longer."""
+"""Seconds to start a job on a GPU: 5.5 to 6.9 of the demo's on an H200 (run.log), 6.0 with 650M,
+9.3 with kernels to compile (`start_up` of bench/results)."""
 SHARE = 0.5
-"""Of what the peaks of a card allow, for a workload of which nothing was measured."""
+"""Share of the peaks of a card, for a workload of which nothing was measured."""
 ASSUMED = 2.0
-"""The factor by which an assumed speed may be too high or too low: cards differ in what they reach
-of their data sheets, and cores that other work shares are slower."""
-DERIVED = 1.2
-"""The same on a card with the peak of the one on which the share was measured."""
+"""Factor by which an assumed speed may be too high or too low."""
 
 
 class Card(NamedTuple):
-    """The peak figures of a GPU, by its maker's data sheet."""
+    """A GPU by its maker's data sheet."""
 
     name: str
-    """As NVML says it."""
+    """Name in NVML."""
     half_tflops: float
-    """Dense products in bf16 and fp16 that add up in fp32, in 10¹² operations a second; half of a
-    figure "with sparsity"."""
+    """Dense bf16 and fp16 products with sums in fp32, 10¹² operations a second."""
     single_tflops: float
-    """fp32 without the matrix units, which featuremill's fp32 does not use."""
+    """fp32 without matrix units, 10¹² operations a second."""
     gigabytes_per_second: float
+    """Memory bandwidth."""
     has_bf16: bool = True
     memory_mb: int = 0
     num_multiprocessors: int = 0
@@ -96,55 +89,54 @@ CARDS = (
 
 
 def is_called(name: str, wanted: str) -> bool:
-    """Tell whether the GPU `name` is one of those that are `wanted`: "h100" is several."""
+    """Whether the GPU `name` may be meant by `wanted`: "h100" names several."""
     known, words = _words_of(name), _words_of(wanted)
     return bool(words) and all(word in known for word in words)
 
 
 def cards_called(wanted: str) -> list[Card]:
-    """Return the cards that `wanted` may mean, the slowest first; a whole name means that card
-    alone."""
+    """Return the cards that `wanted` may mean, slowest first; a complete name means one card."""
     exact = [card for card in CARDS if _words_of(card.name) == _words_of(wanted)]
     cards = exact or [card for card in CARDS if is_called(card.name, wanted)]
     return sorted(cards, key=lambda card: (card.half_tflops, card.gigabytes_per_second))
 
 
 def _words_of(name: str) -> list[str]:
-    """Return the words of a GPU's name, however NVML, Slurm or a person spells it: "rtx4090" is
-    RTX 4090."""
+    """Return the words of a GPU's name as NVML, Slurm or people spell it: "rtx4090" has two."""
     return re.findall(r"[a-z]+(?=\d{4})|[a-z0-9]+", name.lower())
 
 
-class Asked(NamedTuple):
+class JobSpec(NamedTuple):
+    """A job whose speed is wanted."""
+
     settings: Settings
     device: str
-    """As NVML or a person calls a GPU; "" for any. On a CPU, its name."""
+    """Name of the GPU, "" for any; name of the CPU."""
     is_gpu: bool
     num_devices: int = 1
-    """That hold one model."""
+    """Devices that hold one model."""
     threads: int = 0
-    """Of a job on a CPU; 0 for any number."""
+    """Threads of a job on a CPU; 0 for any number."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one job computes on its device or devices, and its time besides computing."""
+    """The speed of one job, and its time besides computing."""
 
     device: str
     cost_per_second: float
-    """In the workload's unit."""
+    """Rate in the workload's unit of cost."""
     startup_seconds: float
-    """Of a job, in which nothing is computed."""
+    """Seconds of a job in which nothing is computed."""
     is_startup_measured: bool
     kind: Literal["given", "earlier run", "assumption"]
     source: str
-    """Where the rate is from, in words."""
+    """Source of the rate, in words."""
     uncertainty: float = 1.0
-    """The factor by which the rate may be higher or lower, at least 1."""
+    """Factor by which the rate may be higher or lower, at least 1."""
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nothing of it was measured."""
         return self.kind == "assumption"
 
     def most_seconds(self, cost: float) -> float:
@@ -153,7 +145,7 @@ class Speed:
 
 
 def find(
-    asked: Asked,
+    job: JobSpec,
     results: Path,
     weights: Weights | None,
     mean_cost: float,
@@ -161,109 +153,92 @@ def find(
     given_rate: float | None = None,
     cores: int = 1,
 ) -> Speed:
-    """Return the best that is known of the speed `asked` for.
+    """Return the speed of the job.
 
     Args:
-        asked: settings and device.
-        results: the folder of runs, whose receipts count.
-        weights: of the model, of which the metadata count; None for workloads without.
-        mean_cost: of a record, on which it may depend what a unit of cost takes.
-        stand_in: card of the table whose speed is assumed of a GPU that nobody names.
-        given_rate: cost a second that somebody names, which goes before all else.
-        cores: of a job on a CPU, where any number is asked for and nothing was measured.
+        job: settings and device.
+        results: folder of runs, whose receipts count.
+        weights: weights with the shape of the model; None for workloads without.
+        mean_cost: mean cost of a record.
+        stand_in: card that is assumed for a GPU without a name.
+        given_rate: cost a second, in place of all that is known.
+        cores: cores of a job on a CPU with any number of threads, where nothing was measured.
 
     Raises:
-        UserError: where nothing is known: a workload without a model, on a device that has computed
-            nothing of it yet; a GPU that is not in the table; one that nobody names, without a
-            stand-in.
+        UserError: nothing is known of the workload, or of the GPU.
     """
-    known = measured(asked, results)
-    startup = known.startup_seconds if known else GPU_STARTUP if asked.is_gpu else CPU_STARTUP
+    known = measured(job, results)
+    startup = known.startup_seconds if known else GPU_STARTUP if job.is_gpu else CPU_STARTUP
     if given_rate:
         source = "as given with --tokens-per-second"
-        device = asked.device or "a GPU"
+        device = job.device or "a GPU"
         return Speed(device, given_rate, startup, bool(known), "given", source)
     if known:
         return known
-    name = asked.device or (stand_in if asked.is_gpu else "")
+    name = job.device or (stand_in if job.is_gpu else "")
     if not name:
         raise UserError(
             "no GPU is here and none has computed this model yet; name it with "
             '--device (such as "NVIDIA H100 80GB HBM3"), or --tokens-per-second.'
         )
-    work, precision = _unit_work(asked, weights, mean_cost), precision_told(asked.settings)
-    if work is None or not precision:
+    settings, work = job.settings, None
+    workload, precision = find_workload(settings.workload), precision_told(settings)
+    if weights and precision and isinstance(workload, EstimatesWork):
+        with plugin_errors.attributed_to(settings.workload, "unit_work"):
+            work = workload.unit_work(weights, mean_cost)
+    if work is None:
         raise UserError(
-            f"workload {asked.settings.workload}: its speed on {name} is unknown; "
-            "compute a shard or two there first, or give --tokens-per-second."
+            f"workload {settings.workload}: its speed on {name} is unknown; compute a shard or two "
+            "there first, or give --tokens-per-second."
         )
-    unit = find_workload(asked.settings.workload).COST_UNIT
-    if asked.is_gpu:
-        return _of_card(work, precision, name, unit)
-    cores = asked.threads or cores
-    source = (
-        f"an assumption: {work.core_gflops[precision]:g} GFLOP/s a core in {precision} and "
-        f"{1e6 * work.cpu_seconds:.0f} µs a {unit.removesuffix('s')}, as on other machines; a "
-        "short run of a shard or two here has it measured"
-    )
-    rate = on_cpu(work, precision, cores)
-    return Speed(name, rate, startup, False, "assumption", source, ASSUMED)
-
-
-def _of_card(work: UnitWork, precision: str, name: str, unit: str) -> Speed:
-    """Return the assumed speed of the card that `name` means."""
-    if not (cards := cards_called(name)):
+    unit = workload.COST_UNIT
+    if not job.is_gpu:
+        rate = on_cpu(work, precision, job.threads or cores)
+        source = (
+            f"{work.core_gflops[precision]:g} GFLOP/s a core in {precision} and "
+            f"{1e6 * work.cpu_seconds:.0f} µs a {unit.removesuffix('s')}, as on other machines; a "
+            "short run of a shard or two here has it measured"
+        )
+    elif cards := cards_called(name):
+        card, share = cards[0], work.shares.get(precision)
+        name, rate = card.name, on_card(work, precision, card)
+        source = f"{100 * (share or SHARE):.0f} % of what the data sheet of {name} allows"
+        source += f", as {work.card} reached (docs/performance.md)" if share else ""
+        if rate >= work.host_per_second:
+            source = (
+                f"what one thread of the host prepares, {rate:,.0f} {unit} a second, on any card"
+            )
+    else:
         known_cards = ", ".join(card.name.removeprefix("NVIDIA ") for card in CARDS)
         raise UserError(
             f"the speed of a GPU called {name!r} is unknown: no earlier run used one, and "
             f"the table has only {known_cards}; give --tokens-per-second."
         )
-    card = cards[0]
-    rate, uncertainty, share = on_card(work, precision, card), ASSUMED, work.shares.get(precision)
-    source = f"{100 * (share or SHARE):.0f} % of what the data sheet of {card.name} allows"
-    if share:
-        source += f", as {work.card} reached (docs/performance.md)"
-        if any(each.half_tflops == card.half_tflops for each in cards_called(work.card)):
-            uncertainty = DERIVED
-    if rate >= work.host_per_second:
-        source = f"what one thread of the host prepares, {rate:,.0f} {unit} a second, on any card"
-    source = f"an assumption: {source}"
-    return Speed(card.name, rate, GPU_STARTUP, False, "assumption", source, uncertainty)
+    return Speed(name, rate, startup, False, "assumption", f"an assumption: {source}", ASSUMED)
 
 
 def find_first(
-    askeds: Iterable[Asked],
+    jobs: Iterable[JobSpec],
     results: Path,
     weights: Path | None,
     mean_cost: float,
     stand_in: str,
     cores: int,
 ) -> Speed | None:
-    """Return the speed of the first of these of which anything is known; None where nothing is.
+    """Return the speed of the first job of which anything is known; None for none.
 
-    `weights` is weights/<name>.json, if the workload has any; of a CPU that has computed nothing,
-    so many `cores` are assumed.
+    `weights` is weights/<name>.json; `cores` are those of a CPU that has computed nothing.
     """
     file = WeightsFile.find(weights) if weights else None
-    for asked in askeds:
-        try:
+    for job in jobs:
+        with contextlib.suppress(UserError, OSError):  # other runs may be removed meanwhile
             known = weights_of(file) if file else None
-            return find(asked, results, known, mean_cost, stand_in, cores=cores)
-        except (UserError, OSError):  # runs beside this one may be another user's, or be removed
-            continue
+            return find(job, results, known, mean_cost, stand_in, cores=cores)
     return None
 
 
-def _unit_work(asked: Asked, weights: Weights | None, mean_cost: float) -> UnitWork | None:
-    workload = find_workload(asked.settings.workload)
-    if weights is None or not isinstance(workload, EstimatesWork):
-        return None
-    with plugin_errors.attributed_to(asked.settings.workload, "unit_work"):
-        return workload.unit_work(weights, mean_cost)
-
-
 def on_card(work: UnitWork, precision: str, card: Card) -> float:
-    """Return how much cost one card might compute in a second."""
+    """Return the cost that a card may compute in a second."""
     is_wide = precision == "fp32"
     tflops, times_the_bytes = (card.single_tflops, 2) if is_wide else (card.half_tflops, 1)
     least = work.operations / (tflops * 1e12)
@@ -272,17 +247,15 @@ def on_card(work: UnitWork, precision: str, card: Card) -> float:
 
 
 def on_cpu(work: UnitWork, precision: str, num_threads: int) -> float:
-    """Return how much cost so many cores of a CPU might compute in a second."""
+    """Return the cost that so many cores of a CPU may compute in a second."""
     of_operations = work.operations / (work.core_gflops[precision] * 1e9)
     return 1 / (of_operations / num_threads + work.cpu_seconds)
 
 
-def measured(asked: Asked, results: Path) -> Speed | None:
-    """Return the speed that earlier runs below `results` tell; None where none does.
-
-    On a CPU where jobs had another number of threads it is in proportion, which is an assumption.
-    """
-    parts, runs = earlier_parts(asked, results)
+def measured(job: JobSpec, results: Path) -> Speed | None:
+    """Return the speed of earlier runs below `results`; None without any. For another number of
+    threads on a CPU, assume proportion."""
+    parts, runs = earlier_parts(job, results)
     if not parts:
         return None
     newest = parts[-1]
@@ -290,70 +263,61 @@ def measured(asked: Asked, results: Path) -> Speed | None:
     rates = [part.cost / part.seconds["compute"] for part in parts]
     rate = sum(part.cost for part in parts) / sum(part.seconds["compute"] for part in parts)
     source = f"{counted(len(parts), 'part')} of {', '.join(map(str, runs))}"
-    if asked.threads in (0, newest.threads):
+    if job.threads in (0, newest.threads):
         source, spread = f"measured: {source}", max(1.0, rate / min(rates))
         return Speed(newest.device_name, rate, startup, True, "earlier run", source, spread)
     threads = newest.threads or 1
     source = f"an assumption: in proportion to threads, of which {source} had {threads}"
-    rate *= asked.threads / threads
+    rate *= job.threads / threads
     return Speed(newest.device_name, rate, startup, True, "assumption", source, ASSUMED)
 
 
-def earlier_parts(asked: Asked, results: Path) -> tuple[Sequence[Receipt], list[Path]]:
-    """Return the newest receipts below `results` that answer what is `asked`, the oldest first,
-    and the folders of their runs.
-
-    They are of runs that computed the same thing: workload, its version, and the options that its
-    speed depends on. Where none had as many threads, others answer.
-    """
+def earlier_parts(job: JobSpec, results: Path) -> tuple[Sequence[Receipt], list[Path]]:
+    """Return the newest receipts of such jobs, oldest first, and the folders of their runs. If none
+    had as many threads, those with others count."""
     runs = [path.parent for path in sorted(results.glob("*/plan.json"))]
-    run_of = {id(part): (part, run) for run in runs for part in _answers_of(Results(run), asked)}
+    run_of = {id(part): (part, run) for run in runs for part in _answers_of(Results(run), job)}
     answers = [part for part, _ in run_of.values()]
-    exact = [part for part in answers if asked.threads in (0, part.threads)]
+    exact = [part for part in answers if job.threads in (0, part.threads)]
     newest = newest_whole(exact) or newest_whole(answers)
     return newest, sorted({run_of[id(part)][1] for part in newest})
 
 
-def _answers_of(run: Results, asked: Asked) -> list[Receipt]:
-    """Return the run's newest receipts that answer, some of them; none of a run that cannot be
-    read."""
+def _answers_of(run: Results, job: JobSpec) -> list[Receipt]:
+    """Return some of the newest such receipts of a run; none if it cannot be read."""
     try:
         plan = run.find_plan()
-        if plan is None or not is_alike(plan.settings, asked.settings):
+        if plan is None or not is_alike(plan.settings, job.settings):
             return []
         folder = run.receipt(plan.recipe, "").parent
         paths = folder.glob("*.json") if folder.is_dir() else ()
         newest = heapq.nlargest(2 * MOST_PARTS, paths, lambda path: path.stat().st_mtime)
-        found = (run.find_receipt(plan.recipe, path.stem) for path in newest)
-        receipts = [receipt for receipt in found if receipt]
-        # `clean` may have removed them, but what merge gathered stays.
-        if not receipts and (delivery := run.find_delivery()):
-            receipts = delivery.receipts
-        return [receipt for receipt in receipts if _answers(receipt, asked)]
-    except (OSError, UserError):  # somebody else's, on its way out, or of a newer version
+        receipts = [run.find_receipt(plan.recipe, path.stem) for path in newest]
+        # After `clean` the results still have them.
+        if not any(receipts) and (delivery := run.find_delivery()):
+            receipts = [*delivery.receipts]
+        return [receipt for receipt in receipts if receipt and _answers(receipt, job)]
+    except (OSError, UserError):  # unreadable, being removed, or of a newer version
         return []
 
 
 def is_alike(settings: Settings, other: Settings) -> bool:
-    """Tell whether two settings cost a device the same time, nearly: other layers and pools of the
-    same network do."""
+    """Whether two settings take nearly the same time, as other layers of a network do."""
     if (settings.workload, settings.version) != (other.workload, other.version):
         return False
     keys = optional(find_workload(settings.workload), "SPEED_OPTIONS")
-    if keys is None:  # then anything may tell on it
+    if keys is None:
         values = {"options", "weights_sha256", "files"}
         return settings.model_dump(include=values) == other.model_dump(include=values)
     return all(settings.options.get(key) == other.options.get(key) for key in keys)
 
 
-def _answers(receipt: Receipt, asked: Asked) -> bool:
+def _answers(receipt: Receipt, job: JobSpec) -> bool:
     seconds, names = receipt.seconds, [device.name for device in receipt.devices]
     if not (receipt.cost > 0 and seconds.get("compute", 0) > 0 and seconds.get("total", 0) > 0):
         return False
-    if receipt.is_on_gpu != asked.is_gpu or len(names) != asked.num_devices:
+    if receipt.is_on_gpu != job.is_gpu or len(names) != job.num_devices:
         return False
-    if not asked.device:
+    if not job.device:
         return True
-    return all(
-        is_called(name, asked.device) if asked.is_gpu else name == asked.device for name in names
-    )
+    return all(is_called(name, job.device) if job.is_gpu else name == job.device for name in names)

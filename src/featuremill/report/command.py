@@ -13,7 +13,7 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
-from featuremill.config import Labels, asked, read_run
+from featuremill.config import Labels, products, read_run
 from featuremill.store.results import Results, enter
 
 log = logging.getLogger("featuremill.report")
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     from featuremill.report import facts, page
 
     folder = Results(enter(arguments))
-    place = folder.partial if arguments.partial else folder
-    if arguments.partial and folder.delivery.exists() and not place.delivery.exists():
+    merged = folder.partial if arguments.partial else folder
+    if arguments.partial and folder.delivery.exists() and not merged.delivery.exists():
         log.info("nothing is partial: the results are complete, and report.html is about them.")
         return
     if (arguments.label_file is None) != (arguments.label is None):
@@ -70,16 +70,16 @@ def run(arguments: argparse.Namespace) -> None:
     if read.labels and read.labels.mismatch:
         log.warning("%s; the map is coloured by length.", read.labels.mismatch)
     elif read.labels:
-        found, shown = read.labels.num_found, records(len(read.labels.texts))
+        num_labelled, shown = read.labels.num_found, records(len(read.labels.texts))
         says = "%s of %s on the map have a label in %s of %s."
-        log.info(says, f"{found:,}", shown, read.labels.title, read.labels.file)
+        log.info(says, f"{num_labelled:,}", shown, read.labels.title, read.labels.file)
     drawn = page.draw(read)
-    usual = place.root / "report.html"
+    usual = merged.root / "report.html"
     output = arguments.output or usual
     is_named = output.absolute() != usual.absolute()
     page.write_report(output, read, drawn, is_named=is_named)
     if config and not (is_named or arguments.partial):
         labels = Labels(file=str(file or ""), column=column)
         now = config.model_copy(update={"labels": labels})
-        asked.reported(now, folder.root).note(is_new=True)
+        products.reported(now, folder.root).note(is_new=True)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

@@ -104,8 +104,8 @@ def nearest(projection: Shown) -> tuple[str, list[Pair]]:
             closeness = cosines.ravel()[nearer]
             nearer = nearer[np.argpartition(closeness, -MOST_PAIRS)[-MOST_PAIRS:]]
         rows, others = np.unravel_index(nearer, cosines.shape)
-        found = zip(cosines[rows, others], first + rows, first + others, strict=True)
-        best = sorted([*best, *found], key=lambda pair: (-pair[0], *pair[1:]))[:MOST_PAIRS]
+        nearest = zip(cosines[rows, others], first + rows, first + others, strict=True)
+        best = sorted([*best, *nearest], key=lambda pair: (-pair[0], *pair[1:]))[:MOST_PAIRS]
         least = best[-1][0] if len(best) == MOST_PAIRS else -np.inf
     pairs = [_pair(projection, *pair) for pair in best if pair[1] < pair[2]]
     num_shown = min(num_near, len(pairs))
@@ -113,11 +113,11 @@ def nearest(projection: Shown) -> tuple[str, list[Pair]]:
 
 
 def _pair(projection: Shown, cosine: float, *rows: int) -> Pair:
-    one, other = sorted(rows, key=lambda row: (-projection.lengths[row], row))
-    is_equal = np.array_equal(projection.vectors[one], projection.vectors[other])
-    told = "equal" if is_equal else f"{min(cosine, 0.99999):.5f}"
-    lengths = projection.lengths[one], projection.lengths[other]
-    return Pair((_id(projection, one), _id(projection, other)), lengths, told)
+    first, second = sorted(rows, key=lambda row: (-projection.lengths[row], row))
+    is_equal = np.array_equal(projection.vectors[first], projection.vectors[second])
+    shown = "equal" if is_equal else f"{min(cosine, 0.99999):.5f}"
+    lengths = projection.lengths[first], projection.lengths[second]
+    return Pair((_id(projection, first), _id(projection, second)), lengths, shown)
 
 
 def _id(projection: Shown, row: int) -> str:
@@ -126,16 +126,16 @@ def _id(projection: Shown, row: int) -> str:
 
 def _sentence(projection: Shown, num_near: int, num_shown: int, pairs: list[Pair]) -> str:
     num = len(projection.ids)
-    of = "the records" if num == projection.total else f"the {num:,} records on the map"
+    records = "the records" if num == projection.total else f"the {num:,} records on the map"
     if not num_near:
-        text = f"No two of {of} have vectors with a cosine of {NEAR} or more"
-        (one, other), _, cosine = pairs[0]
-        return f"{text}. The nearest are {one} and {other}, with {cosine}."
-    pairs_told = words.counted(num_near, "pair")
+        text = f"No two of {records} have vectors with a cosine of {NEAR} or more"
+        (first, second), _, cosine = pairs[0]
+        return f"{text}. The nearest are {first} and {second}, with {cosine}."
+    counted_pairs = words.counted(num_near, "pair")
     have = "has a cosine" if num_near == 1 else "have cosines"
     more = f" The {num_shown} nearest are here." if num_shown < num_near else ""
     return (
-        f"{pairs_told} of {of} {have} of {NEAR} or more.{more} Such records are copies, "
+        f"{counted_pairs} of {records} {have} of {NEAR} or more.{more} Such records are copies, "
         "fragments or close relatives of each other. Keep them on one side when you split data "
         "for training."
     )

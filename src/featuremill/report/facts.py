@@ -97,15 +97,15 @@ def read(
         IntegrityError: where a file is not what was written.
     """
     results = Results(root)
-    place = results.partial if is_partial else results
-    delivery, path = results.read_delivery(is_partial), place.delivery
+    merged = results.partial if is_partial else results
+    delivery, path = results.read_delivery(is_partial), merged.delivery
     known = {receipt.shard for receipt in delivery.receipts} | {
         taken.part for taken in delivery.taken
     }
     if not delivery.parts.keys() <= known:
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:
-        facts = _read(results, place, delivery)
+        facts = _read(results, merged, delivery)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
@@ -123,14 +123,14 @@ def read(
         whose = (shown.ids, shown.id_columns, id_column)
         colours += labels.read_all(label_file, label, *whose)
     if facts.samples:
-        path, column = place.root / SAMPLES, label if label_file is None and label else SAMPLE
+        path, column = merged.root / SAMPLES, label if label_file is None and label else SAMPLE
         names = _own_first(path, list(facts.samples[0]), column)
         row_of = {row[SAMPLE]: row for row in facts.samples}
         rows = [row_of[shown.id_columns.owner(id)] for id in shown.ids]
         colours += [Labels(name, path, [row[name] or None for row in rows]) for name in names]
-    told = [Labelled(each.title, each.file, each.texts) for each in colours]
+    labelled = [Labelled(each.title, each.file, each.texts) for each in colours]
     return facts._replace(
-        labels=colours[0] if colours else None, embedding=shown._replace(labels=told)
+        labels=colours[0] if colours else None, embedding=shown._replace(labels=labelled)
     )
 
 
@@ -141,16 +141,16 @@ def _own_first(path: Path, names: Sequence[str], column: str) -> list[str]:
     return [column, *(name for name in own if name != column)]
 
 
-def _samples(place: Results) -> list[dict[str, str]]:
-    path = place.root / SAMPLES
+def _samples(merged: Results) -> list[dict[str, str]]:
+    path = merged.root / SAMPLES
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
         return list(tsv.read(file))
 
 
-def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
-    problems = failed.read_list(place.root / "failed.tsv")
+def _read(results: Results, merged: Results, delivery: Delivery) -> Facts:
+    problems = failed.read_list(merged.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.working)
     the_map: Shown | str = (
@@ -159,7 +159,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     num_rows_of = {"records.parquet": num_rows, "failed.tsv": problems.listed}
     drawn: Sequence[Figure] = ()
     for output in ("parquet_dataset", "parquet"):
-        path = place.root / format_of(output).file
+        path = merged.root / format_of(output).file
         if path.name in delivery.outputs:
             table = Table(path)
             num_rows_of["embeddings.parquet"] = table.num_rows
@@ -169,7 +169,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     pieces = pieces_of(results, shards)
     doubts = _doubts(delivery.counts, num_rows_of)
     known = (delivery, known_lengths, shards, pieces, problems, the_map, doubts)
-    return Facts(*known, samples=_samples(place), of_workload=drawn)
+    return Facts(*known, samples=_samples(merged), of_workload=drawn)
 
 
 def _figures(name: str, table: Table) -> Sequence[Figure]:

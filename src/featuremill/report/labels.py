@@ -31,7 +31,7 @@ class Labels(NamedTuple):
     mismatch: str = ""
     """Where no record has a label, what ids are there and here."""
     id_column: str = ""
-    """Of the table's ids, if it was named."""
+    """Name of the column of ids, if the user gave it."""
 
     @property
     def file(self) -> str:
@@ -84,13 +84,11 @@ def read(
             of.
     """
     wanted = {*ids, *(id_columns.accession(id) for id in ids)}
-    found, _ = labels.read(
-        path, column, None, id_columns, id_column, wanted, log if warns else None
-    )
+    rows, _ = labels.read(path, column, None, id_columns, id_column, wanted, log if warns else None)
     named = labels.NamedRecords("record on the map", id_columns, None)
-    label_of = labels.of_ids(found, path, ids, named)
+    label_of = labels.of_ids(rows, path, ids, named)
     texts = [label_of[id].name if id in label_of else None for id in ids]
-    if not ids or found:
+    if not ids or rows:
         return Labels(column, path, texts, id_column=id_column)
     example = labels.first_id(path, id_columns, id_column)
     mismatch = (

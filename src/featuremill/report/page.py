@@ -99,7 +99,7 @@ def write_report(
             reproduce=_reproduce(facts),
             accounting=_accounting(facts),
             problems=facts.problems,
-            troubles=troubles.found(facts.shards, delivery.settings.workload),
+            troubles=troubles.troubles_of(facts.shards, delivery.settings.workload),
         )
     )
     _write_text(path, text, is_named)

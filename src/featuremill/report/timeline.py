@@ -144,8 +144,8 @@ def _labels(lanes: Sequence[str], y: Any, height: int) -> list[Any]:
         if lane == 0 or name != lanes[lane - 1]
     ]
     base = alt.Chart(values(rows)).encode(x=alt.value(0), y=y, text="device:N")
-    place: dict[str, Any] = {"align": "left", "baseline": "middle", "dy": 2 - height / 4}
-    return [base.mark_text(style=style, **place) for style in ("lane-behind", "lane")]
+    position: dict[str, Any] = {"align": "left", "baseline": "middle", "dy": 2 - height / 4}
+    return [base.mark_text(style=style, **position) for style in ("lane-behind", "lane")]
 
 
 def _sentence(facts: Facts, whole: Interval, num_bars: int) -> str:

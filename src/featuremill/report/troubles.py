@@ -64,7 +64,7 @@ KINDS = (
 )
 
 
-def found(shards: Sequence[Shard], workload: str) -> list[Trouble]:
+def troubles_of(shards: Sequence[Shard], workload: str) -> list[Trouble]:
     """Return the kinds of trouble that there were, with remedies in the options of the workload."""
     remedies, troubles = optional_of(workload, "REMEDIES"), []
     batches, written = (remedies.get(wish) for wish in ("smaller batches", "less written"))

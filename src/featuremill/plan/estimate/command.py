@@ -1,7 +1,6 @@
-"""estimate: how long a run will take on so many devices, and what it needs, before it is started.
+"""estimate: how long a run will take on so many devices, and what it needs, before it starts.
 
-Reads the plan, or the input where there is none; writes nothing to the run's folder. What a speed
-is taken from is always said: an earlier run, a number that was given, or an assumption.
+Reads the plan, or the input without a plan; writes nothing to the run's folder.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _project_of(arguments: argparse.Namespace) -> project.ProjectConfig:
-    """Return the project of a config, or one of records and a model that needs no config."""
+    """Return the project of a config, or of records and a model."""
     path: Path = arguments.config
     is_config = path.suffix in (".yaml", ".yml") or not path.is_file()
     if is_config and not (arguments.model or arguments.workload):
@@ -105,7 +104,7 @@ def _project_of(arguments: argparse.Namespace) -> project.ProjectConfig:
 
 
 def _estimate(config: Run, arguments: argparse.Namespace, paths: Sequence[Path] = ()) -> Estimate:
-    """Return what there is to say of one run; `paths` are read in place of its inputs."""
+    """Return the estimate of one run; `paths` replace its inputs."""
     _check_devices(arguments, config)
     here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
     is_gpu = bool(arguments.gpus or arguments.device or here or config.device == "cuda")
@@ -121,10 +120,10 @@ def _estimate(config: Run, arguments: argparse.Namespace, paths: Sequence[Path] 
 
 
 def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
-    """Return the run's model, by its weights file, or by its name where that is not here yet.
+    """Return the model of the run, from its weights file or by its name.
 
     Raises:
-        UserError: for a model that nobody can say anything about before its weights are there.
+        UserError: the weights are not here, and the workload needs them.
     """
     asked = workload.weights(options)
     if not asked:
@@ -144,7 +143,7 @@ def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
 
 
 def device_called(name: str | None, *, is_gpu: bool) -> Device:
-    """Return the device to estimate for; of a GPU called `name`, what data sheets say."""
+    """Return the device to estimate for; a GPU called `name` by its data sheet."""
     if not is_gpu:
         return devices.cpu()
     if not name:
@@ -173,7 +172,7 @@ def _check_devices(arguments: argparse.Namespace, config: Run) -> None:
 
 
 def _slots(arguments: argparse.Namespace, config: Run, *, is_gpu: bool) -> list[int]:
-    """Return the numbers of GPUs, or of jobs on this CPU, that are asked about."""
+    """Return the numbers of GPUs, or of jobs on this CPU."""
     option, text = "--cpu-slots", arguments.cpu_slots or "1"
     if is_gpu:
         option, text = "--gpus", arguments.gpus or str(config.gpus)

@@ -1,47 +1,45 @@
-"""What a run takes besides computing: measured constants, each with the command that measures it.
+"""The time, disk and memory of a run besides computing, each with the command that measured it.
 
-They were measured on 2 cores of a shared machine with a local disk. Another machine has others; a
-cluster's file system may be several times slower at plan and merge.
+Measured on 2 cores of a shared machine with a local disk. A cluster's file system may be several
+times slower at plan and merge.
 """
 
 from __future__ import annotations
 
 SNAKEMAKE_SECONDS = 3.5
-"""Until Snakemake starts its first job, and from the last one to its end: the demo, with nothing
-else on the machine."""
+"""Seconds of Snakemake before the first job and after the last: the demo."""
 PLAN_SECONDS = (0.5, 19.4e-6)
-"""Of a plan, and of each record (348 residues): `python -m bench.scale --records 5000000`."""
+"""Seconds of a plan, and of each record of 348 residues: `python -m bench.scale --records
+5000000`."""
 PLAN_BYTES_A_RECORD = 41
-"""Of store/shards, beside the residues: the same, 389 - 348."""
+"""Bytes of store/shards for a record, beside its residues: the same, 389 - 348."""
 ROW_BYTES_A_RECORD = 48
-"""Of records.parquet: the same."""
+"""Bytes of records.parquet for a record: the same."""
 SPOOL_BYTES_A_RECORD = 615
-"""Of store/spool while plan runs: the same."""
+"""Bytes of store/spool for a record while plan runs: the same."""
 MERGE_SECONDS = (0.5, 3e-6, 20e-9)
-"""Of a merge, of each record, and of each byte of values: `python -m bench.merge_scale`. A byte
-took 12 ns with 0.67 GB, and 24 to 40 ns with 5.1 GB on a disk that others used as well."""
+"""Seconds of a merge, of each record, and of each byte of values: `python -m bench.merge_scale`;
+12 ns with 0.67 GB, 24 to 40 ns with 5.1 GB on a busy disk."""
 MERGE_BY_SHARD_SECONDS = 1e-6
-"""Of a merge of results by shard, of each record: `python -m bench.merge_scale --records 10000000
---width 128 --order shard`."""
+"""Seconds of a merge of results by shard for a record: `python -m bench.merge_scale --records
+10000000 --width 128 --order shard`."""
 DELIVER_SECONDS = 36e-9
-"""Of a job that delivers, of each byte of its values: the same of 1,000,000 × 1,280 numbers, two
-jobs side by side on a busy disk."""
+"""Seconds of a job that delivers, for a byte of values: the same of 1,000,000 × 1,280 numbers."""
 REPORT_SECONDS = 2.7
-"""Of a report: `time featuremill report results/demo`; of large runs nobody has measured one."""
+"""Seconds of a report: `time featuremill report results/demo`."""
 FILES_A_SHARD = 7
-"""Shard, part, its receipt kept and declared, telemetry, lock, log."""
+"""Number of files: shard, part, its receipt kept and declared, telemetry, lock, log."""
 PROCESS_MB = 2000
-"""Of a job that computes: Snakemake's own two processes in it, Python, PyArrow and torch."""
+"""MB of a job: two processes of Snakemake, Python, PyArrow and torch."""
 CUDA_HOST_MB = 2000
-"""Of the host's memory for a CUDA context and its libraries: a usual value, not measured here."""
+"""MB of the host for a CUDA context and its libraries: a usual value, not measured here."""
 WEIGHTS_ON_GPU = 1.5
-"""Host memory by the size of the weights' file: it is mapped, and copied to the GPU in pieces."""
+"""Host memory by the size of the weights' file, which is mapped and copied in pieces."""
 WEIGHTS_ON_CPU = 4.0
-"""The mapped file and a copy in the number type of the computation: 3.3 of an fp16 file in fp32,
-as doctor reckons (docs/doctor.md), and batches."""
+"""Host memory on a CPU by that size: mapped file, a copy (3.3 for fp16 in fp32), batches."""
 
 
 def host_mb(shard_mb: float, weights_mb: float, *, on_cpu: bool) -> float:
-    """Return the MB of host memory that computing a shard takes; reckoned, not measured."""
+    """Return the MB of host memory for computing a shard; calculated, not measured."""
     of_weights = WEIGHTS_ON_CPU if on_cpu else WEIGHTS_ON_GPU
     return PROCESS_MB + 2 * shard_mb + (0 if on_cpu else CUDA_HOST_MB) + of_weights * weights_mb

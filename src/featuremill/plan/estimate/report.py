@@ -21,7 +21,7 @@ from featuremill.plan.estimate import overheads
 from featuremill.plan.estimate.work import Work
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import choose, work_of
-from featuremill.plan.speeds import Asked, Speed, cards_called
+from featuremill.plan.speeds import JobSpec, Speed, cards_called
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
@@ -54,27 +54,27 @@ class Model(BaseModel):
 
 
 class Row(Model):
-    """What so many slots come to."""
+    """The estimate for one number of slots."""
 
     slots: int
-    """GPUs, or jobs side by side on a CPU."""
+    """Number of GPUs, or of jobs side by side on a CPU."""
     jobs: int
     threads: int
-    """Of each job on a CPU; 0 on GPUs."""
+    """Threads of each job on a CPU; 0 on GPUs."""
     speed: Speed
     hours: float
-    """Of the whole run, from plan to report."""
+    """Hours of the run, from plan to report."""
     extract_hours: float
-    """From the first shard's start to the last one's end."""
+    """Hours from the start of the first shard to the end of the last."""
     device_hours: float
-    """The same of all slots together; the shares are of these."""
+    """`extract_hours` of all slots together; the shares are of these."""
     startup_share: float
     idle_share: float
     shards_left: int
     best_cost: int | None
-    """Of a shard, as `shards.cost: auto` would cut what is left; None where nothing is."""
+    """Cost of a shard as `shards.cost: auto` would cut the rest; None without a rest."""
     advice: str
-    """Why it would, where it does or where much of the slots' time is wasted."""
+    """Reason for that cost; empty where it saves little."""
 
     def speed_lines(self, unit: str) -> Iterator[str]:
         speed = self.speed
@@ -100,7 +100,7 @@ class Estimate(Model):
     dtype: str | None
     cost_unit: str
     source: str
-    """Where records and shards are from."""
+    """Source of records and shards, in words."""
     is_planned: bool
     counts: Counts
     lengths: Lengths
@@ -108,25 +108,24 @@ class Estimate(Model):
     shards: int
     shards_left: int
     is_cut: bool
-    """Whether shards are of one size whatever the devices; else each row has its own."""
+    """Whether all rows have the same shards."""
     slot: str
-    """What a slot is: a GPU, or a slot of this CPU."""
+    """"GPU", or "slot" of this CPU."""
     rows: list[Row]
     around_seconds: dict[str, float]
-    """What comes before and after the shards, one after the other."""
+    """Seconds before and after the shards, by command."""
     device_mb: int | None
-    """Memory of a job on its GPUs, or in all on a CPU: measured on the fullest one, or reckoned for
-    all together; None where nobody knows."""
+    """Memory of a job on its GPUs, or in all on a CPU: measured or calculated; None if unknown."""
     host_mb: int
     disk: dict[str, int]
-    """Bytes that will be written, by what they are."""
+    """Bytes that will be written, by file."""
     num_files: int
     free_bytes: int
     notes: list[str]
-    """What it takes besides the shards' time, and what does not fit, in words."""
+    """Time around the shards, memory, disk, and what does not fit, in words."""
 
     def answer(self, device: str | None) -> Iterator[str]:
-        """Yield the answer in a sentence; `device` is the name of a GPU as it was typed."""
+        """Yield the answer in a sentence; `device` is the GPU as it was typed."""
         speed = self.rows[0].speed
         about = f"{counted(self.counts.input, 'record')} with {_safe(self.model or self.workload)}"
         times = [f"{counted(row.slots, self.slot)}: about {row.time()}" for row in self.rows]
@@ -141,7 +140,7 @@ class Estimate(Model):
         yield ""
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the page: what it rests on, a line a number of devices, the rest."""
+        """Yield the lines of the page."""
         about = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
         model = f" ({about})" if about else ""
         shards = f"{counted(self.shards_left, 'shard')} to compute, " if self.is_cut else ""
@@ -152,7 +151,6 @@ class Estimate(Model):
         yield from _wrapped(_safe(self.source), "  ")
         if not self.shards_left:
             yield "Nothing is left to compute; the times are those of the merge and the report."
-        # What is taken for granted: once where it is the same for every number of slots.
         for block in dict.fromkeys(tuple(row.speed_lines(self.cost_unit)) for row in self.rows):
             yield from block
         table = [(f"{self.slot}s", "time", f"{self.slot} hours", "shards")]
@@ -170,7 +168,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _safe(text: str) -> str:
-    """Return a stranger's text so that it can neither act on a terminal nor begin a line."""
+    """Return an untrusted text, safe for a terminal and on one line."""
     return plain(one_line(text))
 
 
@@ -189,28 +187,26 @@ def _hours(hours: float) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A run, what is left of it, and the devices that it would be computed on."""
+    """A run, the rest of its work, and its devices."""
 
     config: Run
     folder: Results
     settings: Settings
     weights: Weights | None
-    """None for a workload without; without a digest where they were not converted yet."""
+    """Weights, without a digest if they are not converted; None for a workload without."""
     device: Device
     device_name: str
-    """Of the GPU, as far as anybody said; "" for any. Of a CPU, its own."""
+    """Name of the GPU, "" for any; name of the CPU."""
     work: Work
 
     def estimate(
         self, slots: Sequence[int], given_rate: float | None = None, startup: float | None = None
     ) -> Estimate:
-        """Return all of it for each of these numbers of `slots`.
-
-        A `given_rate` of a job, in cost a second, and its `startup` in seconds go before what is
-        known of them.
+        """Return the estimate for each number of `slots`; `given_rate` (cost a second) and
+        `startup` (seconds) of a job replace what is known.
 
         Raises:
-            UserError: where nothing is known of the speed.
+            UserError: nothing is known of the speed.
         """
         plan, config, is_gpu = self.work.plan, self.config, self.device.kind == "cuda"
         workload = config.module
@@ -230,7 +226,7 @@ class Case:
         device_mb = needed_memory.memory_mb(config, self.device, self.weights, cost)
         if self.weights and isinstance(workload, EstimatesMemory):
             weights_mb = workload.weights_mb(self.weights)
-        parts, _ = speeds.earlier_parts(self._asked(slots[0]), self.folder.root.parent)
+        parts, _ = speeds.earlier_parts(self._job(slots[0]), self.folder.root.parent)
         measured_mb = max((part.peak_memory_mb for part in parts), default=0)
         shard_mb = max((shard.bytes for shard in work.plan.shards), default=0) / 2**20
         host_mb = round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu))
@@ -280,20 +276,14 @@ class Case:
     def _notes_on_memory(
         self, device_mb: int, measured_mb: int, host_mb: int, too_large: str
     ) -> Iterator[str]:
-        """Yield what a job takes: its GPUs' memory as doctor reckons it for all together, or as it
-        was measured on the fullest one; and what does not fit."""
-        if self.device.kind == "cpu":
-            mb, where, gpus = measured_mb or device_mb, "in all", 1
-        else:
-            mb, where, gpus = measured_mb or device_mb, "of the GPU", self.config.gpus
-            if measured_mb:
-                gpus = 1
-            elif gpus > 1:
-                where = f"of its {gpus} GPUs"
+        """Yield the memory of a job, on the fullest GPU or for all together, and what does not
+        fit."""
+        on_cpu, mb = self.device.kind == "cpu", measured_mb or device_mb
+        gpus = 1 if on_cpu or measured_mb else self.config.gpus
+        where = "in all" if on_cpu else f"of its {gpus} GPUs" if gpus > 1 else "of the GPU"
         known = "measured" if measured_mb else "the doctor's estimate"
         parts = [f"about {mb:,} MB {where} ({known})"] if mb else []
-        if self.device.kind == "cuda":
-            parts.append(f"about {host_mb:,} MB of the host (reckoned)")
+        parts += [] if on_cpu else [f"about {host_mb:,} MB of the host (reckoned)"]
         yield f"Memory of a job: {', '.join(parts) or 'not known yet'}."
         has_mb = self.device.memory_mb
         if too_large:
@@ -305,11 +295,11 @@ class Case:
             count = counted(gpus, "such GPU")
             yield f"This model does not fit {count} of {has_mb:,} MB: {remedy}."
 
-    def _asked(self, slots: int) -> Asked:
+    def _job(self, slots: int) -> JobSpec:
         if self.device.kind == "cuda":
-            return Asked(self.settings, self.device_name, True, self.config.gpus)
+            return JobSpec(self.settings, self.device_name, True, self.config.gpus)
         threads = max(1, num_cores() // slots)
-        return Asked(self.settings, self.device_name, is_gpu=False, threads=threads)
+        return JobSpec(self.settings, self.device_name, is_gpu=False, threads=threads)
 
     def _row(
         self,
@@ -319,13 +309,13 @@ class Case:
         given_rate: float | None,
         startup: float | None,
     ) -> tuple[Row, Work]:
-        """Return what so many slots come to, and the work as it is cut for them."""
-        work, plan, asked = self.work, self.work.plan, self._asked(slots)
+        """Return the estimate for so many slots, and the work in its shards for them."""
+        work, plan, job = self.work, self.work.plan, self._job(slots)
         results = self.folder.root.parent
-        speed = speeds.find(asked, results, self.weights, work.mean_cost, given_rate=given_rate)
+        speed = speeds.find(job, results, self.weights, work.mean_cost, given_rate=given_rate)
         if startup is not None:
             speed = replace(speed, startup_seconds=startup, is_startup_measured=True)
-        jobs, best, advice = slots // asked.num_devices, None, ""
+        jobs, best, advice = slots // job.num_devices, None, ""
         if work.cost:
             num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
             size = round(plan.lengths.total * num_records / max(1, plan.counts.planned))
@@ -350,7 +340,7 @@ class Case:
         row = Row(
             slots=slots,
             jobs=jobs,
-            threads=asked.threads,
+            threads=job.threads,
             speed=speed,
             hours=(seconds + sum(around.values())) / 3600,
             extract_hours=seconds / 3600,
@@ -364,7 +354,7 @@ class Case:
         return row, work
 
     def _disk(self, work: Work, values: pa.Schema) -> tuple[dict[str, int], int]:
-        """Return the bytes that will be written, by what they are, and in how many files."""
+        """Return the bytes that will be written, by file, and the number of files."""
         counts, residues = work.plan.counts, work.plan.lengths.total
         needs = needs_of_run(self.folder, work.plan, values, self.config.outputs, self.config.order)
         disk = {need.what: need.num_bytes for need in needs}
@@ -388,8 +378,8 @@ def _notes_on_disk(disk: Mapping[str, int], num_files: int, free_bytes: int) -> 
 
 
 def _around_seconds(work: Work, values: pa.Schema, config: Run) -> dict[str, float]:
-    """Return what comes before and after the shards, one after the other. Of the jobs that deliver,
-    that is the last one: the others run while devices compute."""
+    """Return the seconds before and after the shards. Of the jobs that deliver only the last one
+    counts: the others run while devices compute."""
     counts, residues = work.plan.counts, work.plan.lengths.total
     start, a_record = overheads.PLAN_SECONDS
     merge, merge_a_record, merge_a_byte = overheads.MERGE_SECONDS
@@ -406,11 +396,8 @@ def _around_seconds(work: Work, values: pa.Schema, config: Run) -> dict[str, flo
 
 
 def seconds_of_shards(work: Work, jobs: int, rate: float, startup: float) -> float:
-    """Return the seconds until the shards that are left are done on so many `jobs` side by side.
-
-    Rounds of shards as large as they are on average, each of which starts up and is computed at
-    `rate`, in cost a second; the largest shard alone at least.
-    """
+    """Return the seconds of the remaining shards on so many `jobs` side by side: rounds of mean
+    shards at `rate` (cost a second), but at least the largest shard."""
     if not work.left:
         return 0.0
     mean, longest = work.cost / len(work.left), max(shard.cost for shard in work.left)
@@ -419,7 +406,7 @@ def seconds_of_shards(work: Work, jobs: int, rate: float, startup: float) -> flo
 
 
 class Sum(Model):
-    """What all runs come to on so many slots, in sequence: they share the devices."""
+    """All runs on so many slots, one after the other."""
 
     slots: int
     hours: float
@@ -431,9 +418,9 @@ class WholeEstimate(Model):
     run: str
     runs: list[Estimate]
     sums: list[Sum]
-    """A number of slots each; none where one run computes on GPUs and the other does not."""
+    """Sums by number of slots; none if one run computes on GPUs and another does not."""
     besides: str = Field(default="", exclude=True)
-    """What is not estimated."""
+    """Steps that are not estimated, in words."""
 
     @classmethod
     def of(cls, name: str, runs: Sequence[Estimate], besides: str = "") -> WholeEstimate:
@@ -449,7 +436,7 @@ class WholeEstimate(Model):
         return cls(run=name, runs=list(runs), sums=sums, besides=besides)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the page: each run's, then the sums."""
+        """Yield the lines of each run, then the sums."""
         for run in self.runs:
             yield from (f"{run.run}:", *(f"  {line}".rstrip() for line in run.lines()), "")
         slot = self.runs[0].slot

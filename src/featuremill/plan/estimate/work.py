@@ -21,26 +21,22 @@ from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
 
 PREFIX = "featuremill-estimate-"
-"""Of folders for the length of an estimate."""
-UNCUT = sys.maxsize
-"""Cost of a shard by which everything is one."""
-NO_RECIPE = "none"
-"""Of a plan that is not the run's: no part is of it."""
+"""Prefix of temporary folders."""
 log = logging.getLogger("featuremill.estimate")
 
 
 class Work(NamedTuple):
-    """The records, and the shards that they are or would be cut into."""
+    """The records, and their shards."""
 
     plan: Plan
-    """The run's; or counts, lengths and shards as they would be, and the rest left out."""
+    """Plan of the run; or only counts, lengths and shards of one."""
     left: list[PlannedShard]
-    """Shards that have no part yet."""
+    """Shards without a part."""
     source: str
-    """Where this is from, in words."""
+    """Source of the records, in words."""
     is_planned: bool
     is_cut: bool = True
-    """Without it all is one shard so far: `shards.cost: auto` goes by the devices."""
+    """Whether shards are cut; `shards.cost: auto` without a plan cuts them by the devices."""
 
     @property
     def cost(self) -> int:
@@ -59,11 +55,10 @@ class Work(NamedTuple):
 
 
 def look(folder: Results, config: Run, settings: Settings, paths: Sequence[Path] = ()) -> Work:
-    """Return what is to be computed of `config`, whose resolved settings are `settings`; `paths`
-    are read in place of its inputs.
+    """Return the work of `config` with the resolved `settings`; `paths` replace its inputs.
 
     Raises:
-        UserError: for inputs that cannot be read, as plan does.
+        UserError: an input cannot be read.
     """
     plan = folder.find_plan()
     named = ", ".join(config.named)
@@ -83,9 +78,9 @@ def look(folder: Results, config: Run, settings: Settings, paths: Sequence[Path]
 
 
 def _is_of(plan: Plan, config: Run, settings: Settings) -> bool:
-    """Tell whether the config would get the shards of this plan now."""
+    """Whether the config would get the shards of this plan now."""
     was = plan.settings
-    if not settings.weights_sha256:  # nobody knows it yet
+    if not settings.weights_sha256:  # weights are not here yet
         was = was.model_copy(update={"weights_sha256": settings.weights_sha256})
     return (
         was.as_json() == settings.as_json()
@@ -114,13 +109,13 @@ def _planned(folder: Results, plan: Plan) -> Work:
 
 
 def _read(scratch: Path, config: Run) -> Work:
-    """Return what plan would make of the input where there were no shards before."""
+    """Return what plan would make of the input without earlier shards."""
     workload = config.module
-    cost_of_shard = UNCUT if config.shards.cost == "auto" else config.shards.cost
+    cost_of_shard = sys.maxsize if config.shards.cost == "auto" else config.shards.cost
     with Processes(num_cores()) as processes:
         sheet = samples.read(Path(config.samples)) if config.samples else None
         spooled = read_records(config, config.options, scratch, processes, sheet)
-        _ = spooled.repeats  # which refuses what plan would
+        _ = spooled.repeats  # refuses what plan refuses
         cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
         bytes_a_cost = spooled.tally.total_bytes / max(1, cutter.assign().cost)
     shards = []
@@ -128,8 +123,8 @@ def _read(scratch: Path, config: Run) -> Work:
         records = sum(piece.end - piece.start for piece in pieces)
         cost = sum(piece.cost for piece in pieces)
         shards.append(PlannedShard("", records, records, cost, round(cost * bytes_a_cost)))
-    plan = Plan.model_construct(  # what an estimate asks of one
-        recipe=NO_RECIPE,
+    plan = Plan.model_construct(  # what an estimate needs
+        recipe="none",
         cost_unit=workload.COST_UNIT,
         counts=spooled.counts(cutter.unique),
         lengths=spooled.lengths,

@@ -84,7 +84,7 @@ class FeatureFile(NamedTuple):
     sequences: str
     """The translation's file of them."""
     stage: str
-    """What computing their features is called."""
+    """The name of the stage that computes their features."""
     layout: Layout
 
 

@@ -42,7 +42,7 @@ class Agreement(NamedTuple):
     score: str
     """The name of its column."""
     num_variants: int
-    """With both: those that count."""
+    """The number of variants with both values."""
     num_without_score: int
     num_without_measured: int
     spearman: float | None = None
@@ -51,7 +51,7 @@ class Agreement(NamedTuple):
     mcc: float | None = None
     top_recall: float | None = None
     classes: str = ""
-    """What says which variants are fit: a column, or `above the median`."""
+    """The source of the classes: a column, or `above the median`."""
     remark: str = ""
     """Why figures are missing."""
 
