@@ -3,15 +3,19 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
+import forks
 import pytest
 from nvml_node import CUDA_VARIABLES, gpu_node, nvml_library  # noqa: F401  (two are fixtures)
 from programs import Verbs
 from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
+
+from featuremill.base import this_process
 
 pytest_plugins = ["skips", "ending"]
 
@@ -35,6 +39,8 @@ def pytest_configure(config):
         if name.startswith(("FEATUREMILL_", "SNAKEMAKE_")) and not name.startswith(OF_TESTS):
             del os.environ[name]
     _answer_what_is_ignored()
+    if not hasattr(config, "workerinput"):
+        forks.set_up()
     if path := os.environ.get("PYTHONPATH"):  # what is relative there is meant from here
         absolute = (str(Path(part).resolve()) for part in path.split(os.pathsep))
         os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
@@ -151,6 +157,13 @@ def in_tests():
 @pytest.fixture(scope="session")
 def environment(nothing_of_the_users):
     return in_tests()
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Have what this process starts of featuremill and Snakemake be forked, too."""
+    monkeypatch.setattr(subprocess, "Popen", forks.Forked)
+    monkeypatch.setattr(this_process, "name_of_process", str)  # the server is the parent
 
 
 @pytest.fixture

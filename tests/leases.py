@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import forks
 import pytest
 from nvml_node import Node
 from programs import PATIENCE_SECONDS, wait_for
@@ -43,7 +44,7 @@ class Leases:
         environment = {**self.environment, **dict(variables)}
         pipe = subprocess.PIPE
         options = {"stdout": pipe, "stderr": pipe, "text": True, **more}
-        process = subprocess.Popen(command, env=environment, **options)
+        process = forks.Forked(command, env=environment, **options)
         self._started.append(process)
         return process
 

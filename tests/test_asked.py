@@ -15,7 +15,7 @@ from programs import Desk, Verbs, random_records
 
 from featuremill.__main__ import main
 from featuremill.config import project, runs
-from featuremill.config.asked import counted as counted_of
+from featuremill.config.products import counted as counted_of
 from featuremill.flow import context, internals
 from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words

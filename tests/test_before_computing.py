@@ -12,7 +12,7 @@ from programs import Desk, fasta, random_records
 from test_contigs import begun, contigs
 
 from featuremill.config import project
-from featuremill.flow import preflight
+from featuremill.flow import refusals, reruns
 from featuremill.flow.screen import RefusedError
 from featuremill.store import shared
 
@@ -261,12 +261,12 @@ def test_nothing_is_read_where_no_step_checks_or_all_is_computed(desk, monkeypat
     found = project.validate({**config, "heads": {"x": HEAD}})
     assert project.checks_records(found)
     asked = []
-    monkeypatch.setattr(preflight, "problems_of_records", lambda named: asked.append(named) or [])
-    monkeypatch.setattr(preflight, "is_computed", lambda _: True)
-    preflight.refuse_records(found)
+    monkeypatch.setattr(refusals, "problems_of_records", lambda named: asked.append(named) or [])
+    monkeypatch.setattr(reruns, "is_computed", lambda _: True)
+    refusals.refuse_records(found)
     assert not asked
-    monkeypatch.setattr(preflight, "is_computed", lambda _: False)
-    preflight.refuse_records(found)
+    monkeypatch.setattr(reruns, "is_computed", lambda _: False)
+    refusals.refuse_records(found)
     assert asked
 
 
@@ -342,4 +342,4 @@ def test_a_chat_template_without_the_text_is_refused_before_the_first_job(
     monkeypatch.chdir(tmp_path)
     (run,) = begun(Path("my.yaml")).runs.values()
     with pytest.raises(RefusedError, match=r"options\.model: network: the text of a message comes"):
-        preflight.refuse_missing_here(run)
+        refusals.refuse_missing_here(run)

@@ -115,7 +115,7 @@ def test_a_quick_run_judges_times_and_records_every_engine(environment, tmp_path
         assert ours["tokens_per_second_of_extract"] == pytest.approx(rate, rel=0.01)
 
 
-def test_a_wrong_engine_fails_the_gate_and_no_speed_is_shown(environment, tmp_path):
+def test_a_wrong_engine_fails_the_gate_and_no_speed_is_shown(environment, tmp_path, forked):
     out = tmp_path / "spoiled.json"
     done = bench(environment, out, "--spoil", "--engines", "featuremill fp32")
     assert done.returncode == 1

@@ -583,7 +583,7 @@ class TestContacts(WorkloadContract):
             assert np.array_equal(file["p5"][1, 2].ravel(), rows[5]["attention"][1][2])
 
 
-def test_outputs_that_would_be_empty_are_refused(surroundings, tmp_path):
+def test_outputs_that_would_be_empty_are_refused(surroundings, tmp_path, forked):
     (tmp_path / "in.fa").write_text(">a\nMKTAYIAKQRQ\n")
     (tmp_path / "my.yaml").write_text(
         f"run: my\ninputs: {tmp_path}/in.fa\nworkload: contacts\noptions:\n  model: "
@@ -596,7 +596,7 @@ def test_outputs_that_would_be_empty_are_refused(surroundings, tmp_path):
     assert done.returncode == 2 and "contacts_h5 needs maps: true" in done.stderr
 
 
-def test_each_id_of_each_sample_has_its_own_map(surroundings, tmp_path):
+def test_each_id_of_each_sample_has_its_own_map(surroundings, tmp_path, forked):
     one, other, third = "MKTAYIAKQRQ", "ACDEFGHIKLMNPQRST", "MKVLAYPPEM"
     sheet = {
         "L1": {"a/b": one, "dup1": other, "dup2": other, ".": "MKTAY", "bad": "M1", "x%2Fy": third},

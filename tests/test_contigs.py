@@ -14,7 +14,7 @@ from programs import Desk, jobs_listed
 
 from featuremill.base.errors import UserError
 from featuremill.config import project
-from featuremill.flow import preflight
+from featuremill.flow import refusals
 from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
 from featuremill.steps.heads.card import CARD, Card, Part
@@ -203,7 +203,7 @@ def begun(path):
         modifier=SimpleNamespace(is_main_snakefile=lambda: True),
     )
     found = validated(yaml.safe_load(path.read_text()), workflow)
-    preflight.refuse_missing_of_steps(workflow, found)
+    refusals.refuse_missing_of_steps(workflow, found)
     return found
 
 

@@ -36,7 +36,7 @@ def site(tmp_path_factory):
 class Terms(Desk):
     """The example's folder, without its code."""
 
-    forked = ()  # or it were this checkout's featuremill
+    is_forked = False  # or it were this checkout's featuremill
 
     @property
     def run_folder(self):

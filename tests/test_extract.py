@@ -307,7 +307,7 @@ def test_who_is_killed_between_the_last_batch_and_the_receipt_changes_no_byte(
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         verbs = Verbs(tmp_path / name, environment)
-        verbs.forked = ()  # processes that import what they need
+        verbs.is_forked = False  # processes that import what they need
         killed = {"KILLED_ONCE": str(tmp_path / "once")} if name == "killed" else {}
         plan = verbs.plan(random_records(12), "late", cost=100, outputs=["parquet_dataset"])
         (shard,) = plan["shards"]

@@ -16,7 +16,7 @@ from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
-from featuremill.flow import internals, preflight
+from featuremill.flow import internals, refusals
 from featuremill.flow.context import RunOfRules
 from featuremill.flow.screen import RefusedError
 from featuremill.merge import provenance
@@ -117,7 +117,7 @@ def test_a_workload_without_a_gpu_gets_none(monkeypatch):
 def test_conda_environments_are_the_workloads_where_they_are_needed():
     def environments(workload, *outputs):
         run = SimpleNamespace(workload=workload, outputs=outputs, module=find_workload(workload))
-        flow = SimpleNamespace(asked=run)
+        flow = SimpleNamespace(run=run)
         verbs = ("weights", "plan", "extract", "merge", "report")
         return [Path(RunOfRules.environment(flow, verb)).name for verb in verbs]
 
@@ -135,10 +135,10 @@ def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbere
     with pytest.raises(
         RefusedError, match=r"--sdm conda: workload numbered \(package featuremill-"
     ):
-        preflight.refuse_without_packages(None, config)
+        refusals.refuse_without_packages(None, config)
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
-    preflight.refuse_without_packages(None, config)
-    flow = SimpleNamespace(asked=config)
+    refusals.refuse_without_packages(None, config)
+    flow = SimpleNamespace(run=config)
     assert {RunOfRules.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"
     }

@@ -438,12 +438,3 @@ def test_a_long_record_keeps_the_last_line_of_each_file(tmp_path, monkeypatch):
                 new.write_text(str(number))
     assert (tmp_path / formats.RECORD).stat().st_size < 3000
     assert ours.is_ours(tmp_path / "a.tsv") and ours.is_ours(tmp_path / "b.tsv")
-
-
-def test_results_of_before_there_was_a_record_are_known_by_manifest_and_exports(run):
-    export(run, ["tsv"])
-    (run.root / formats.RECORD).unlink()
-    for name in ("embeddings.parquet", "embeddings", "embeddings.tsv", "plan.json"):
-        assert ours.is_ours(run.root / name), name
-    (run.root / "embeddings" / "keep.txt").write_text("mine")
-    assert not ours.is_ours(run.root / "embeddings")

@@ -16,10 +16,10 @@ from featuremill.__main__ import main
 from featuremill.base import this_process
 from featuremill.base.environment import QUIET, TYPED
 from featuremill.config import validate
-from featuremill.config.asked import WITHOUT_EFFECT, counted
+from featuremill.config.products import WITHOUT_EFFECT, counted
 from featuremill.config.runs import named
 from featuremill.flow import jobs, preflight, screen
-from featuremill.flow.preflight import asks_for_less, check_cores
+from featuremill.flow.refusals import asks_for_less, check_cores
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
 from featuremill.flow.summary import closing
 from featuremill.status.commands import Commands, Fix

@@ -16,6 +16,7 @@ import featuremill
 from featuremill.base.errors import WorkloadError
 from featuremill.store import command_line
 
+pytestmark = pytest.mark.usefixtures("forked")
 RECORDS = random_records(12)
 CONFIG = {"run": "my", "inputs": "my.fa", "outputs": ["parquet", "npy"], "shards": {"cost": 60}}
 

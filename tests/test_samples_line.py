@@ -26,7 +26,7 @@ from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.config.project import validate
-from featuremill.flow import preflight
+from featuremill.flow import refusals
 from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
 from featuremill.inputs import labels as labels_of
@@ -581,8 +581,8 @@ def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monk
             found = begun(yaml.safe_load(text), place)
             for run in found.runs.values():
                 workflow = SimpleNamespace(configfiles=[place], is_main_process=True, modifier=MAIN)
-                preflight.refuse_missing(workflow, run)
-                preflight.refuse_missing_here(run)
+                refusals.refuse_missing(workflow, run)
+                refusals.refuse_missing_here(run)
         return str(caught.value)
 
     head = "run: soil\nworkload: composition\n"
@@ -619,8 +619,8 @@ def test_rules_may_make_the_files_of_a_sheet_but_not_the_sheet(key, soil):
 
     def refuse(is_made):
         for run in found.runs.values():
-            preflight.refuse_missing(workflow, run, is_made)
-        preflight.refuse_missing_of_steps(workflow, found, is_made)
+            refusals.refuse_missing(workflow, run, is_made)
+        refusals.refuse_missing_of_steps(workflow, found, is_made)
 
     refuse({"clean/a.fa"}.__contains__)
     with pytest.raises(
@@ -629,7 +629,7 @@ def test_rules_may_make_the_files_of_a_sheet_but_not_the_sheet(key, soil):
         refuse({"clean/b.fa"}.__contains__)
     (soil / "samples.tsv").unlink()
     with pytest.raises(RefusedError, match="but not the sheet itself"):
-        preflight.refuse_sheet(workflow, found)
+        refusals.refuse_sheet(workflow, found)
 
 
 def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
@@ -659,7 +659,7 @@ def begun(config, *files):
         modifier=MAIN,
     )
     found = validated(config, workflow)
-    preflight.refuse_missing_of_steps(workflow, found)
+    refusals.refuse_missing_of_steps(workflow, found)
     return found
 
 

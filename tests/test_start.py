@@ -17,7 +17,7 @@ from programs import Desk
 from featuremill import config, step
 from featuremill.__main__ import main
 from featuremill.config import project
-from featuremill.flow import preflight
+from featuremill.flow import refusals, reruns
 from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
 from featuremill.workloads.esm2 import sources
@@ -126,7 +126,7 @@ def test_without_the_extra_of_a_step_a_run_is_refused_before_its_first_job(tmp_p
             modifier=NOT_IMPORTED,
         )
         found = project.validate({**asked, **steps}, "my.yaml", {("maps",): "my.yaml:4"})
-        preflight.refuse_steps_without_packages(workflow, found)
+        refusals.refuse_steps_without_packages(workflow, found)
 
     said = "my.yaml:4: maps: openTSNE is not installed .*pip install 'featuremill\\[maps\\]'"
     with pytest.raises(RefusedError, match=said):
@@ -155,7 +155,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
             deployment_settings=SimpleNamespace(deployment_method=methods),
             modifier=NOT_IMPORTED,
         )
-        preflight.refuse_without_packages(workflow, run)
+        refusals.refuse_without_packages(workflow, run)
 
     for refused in ({}, {"nodes": 4}):
         with pytest.raises(RefusedError, match="torch is not installed"):
@@ -215,7 +215,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     def is_kept(methods=()):
         json_path.touch()
         settings = SimpleNamespace(deployment_method=methods)
-        preflight.forget_lost_weights(SimpleNamespace(deployment_settings=settings), run)
+        reruns.convert_lost_weights(SimpleNamespace(deployment_settings=settings), run)
         return json_path.exists()
 
     json_path.write_bytes(said_of_it)

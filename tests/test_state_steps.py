@@ -14,9 +14,9 @@ from test_contigs import contigs
 from test_state import VECTORS, copied, edited, files_made, keys_of, look, unnoticed
 
 from featuremill.config import runs
-from featuremill.flow import internals, preflight
+from featuremill.flow import internals, reruns
 from featuremill.flow.context import Flow, validated
-from featuremill.flow.preflight import was_made_older as made_older
+from featuremill.flow.reruns import awaits_rerun
 from featuremill.status.project import ProjectReader
 from featuremill.step.finding import step_of
 from featuremill.steps.autoencoders import DELIVERED, Autoencoder
@@ -259,8 +259,8 @@ def test_all_files_of_a_result_are_made_again_but_for_damage(desk, monkeypatch):
         output_settings=SimpleNamespace(dryrun=False),
     )
     flow = Flow(workflow, validated(yaml.safe_load(Path("my.yaml").read_text()), workflow), None)
-    preflight.make_steps_older(workflow, flow._whole)
-    older = {file for made in flow.made for file in made.files if made_older(Path(file))}
+    reruns.rerun_steps(workflow, flow._config)
+    older = {file for made in flow.made for file in made.files if awaits_rerun(Path(file))}
     of_training = [f"results/my/autoencoders/s/{file}" for file in DELIVERED]
     assert older == {*of_training, "results/my/heads/h/head.html"}
     flow.look_at_steps()

@@ -25,7 +25,7 @@ from programs import Desk, Verbs, wait_for, written
 
 from featuremill.base.errors import UserError
 from featuremill.config import runs
-from featuremill.flow.preflight import forget_what_is_not_whole
+from featuremill.flow.reruns import rerun_damaged
 from featuremill.merge.clean import after_run, check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import lines, view
@@ -280,7 +280,7 @@ def test_what_is_not_whole_any_more_is_not_done(run, damage):
     num_receipts = len(list(run.root.glob("receipts/*/*.json")))
     is_newer = input_of(run).stat().st_mtime > run.plan.stat().st_mtime
     is_planned_again = VERBS_AGAIN[damage.seen] == "plan" and not is_newer
-    forget_what_is_not_whole(str(run.root))
+    rerun_damaged(str(run.root))
     assert (run.root / "manifest.json").exists() == is_newer
     assert run.plan.exists() != is_planned_again
     left = len(list(run.root.glob("receipts/*/*.json")))
@@ -293,11 +293,11 @@ def test_a_start_changes_nothing_of_a_run_that_is_whole_or_cannot_be_read(run, t
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
 
     before = state()
-    forget_what_is_not_whole(str(run.root))
+    rerun_damaged(str(run.root))
     assert state() == before
     run.plan.write_text('{"run": ')
     before = state()
-    forget_what_is_not_whole(str(run.root))
+    rerun_damaged(str(run.root))
     assert state() == before
 
 
@@ -306,7 +306,7 @@ def test_an_input_that_was_replaced_by_an_older_one_is_planned_again(run):
     damage_of("input appended to").harm(run)
     os.utime(input_of(run), (1e9, 1e9))
     check_that_it_is_said(found(run.root), "input_changed", COMMAND)
-    forget_what_is_not_whole(str(run.root))
+    rerun_damaged(str(run.root))
     assert not run.plan.exists()
 
 
@@ -347,7 +347,7 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
     check = found(run.root)
     assert codes(check) == {"results_older"} and check["next"] == [COMMAND]
     os.utime(run.plan, (0, 0))  # as a copy may have it
-    forget_what_is_not_whole(str(run.root))
+    rerun_damaged(str(run.root))
     older = run.root / "manifest.json"
     assert run.plan.stat().st_mtime_ns > older.stat().st_mtime_ns, "so that merge runs"
 

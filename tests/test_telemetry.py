@@ -72,6 +72,11 @@ def with_devices(path):
     return [sample for sample in running(path) if sample.get("devices")]
 
 
+def process_of(attempt):
+    """Return what the last sample has of a worker that had not ended yet."""
+    return [sample["process"] for sample in attempt.samples if "process" in sample][-1]
+
+
 @pytest.fixture
 def on_gpus(verbs, gpu_node):
     """Return a function: plan for a node of these GPUs, whose jobs see it."""
@@ -171,7 +176,7 @@ def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
         "throttle": ["power_cap"],
     }
     described = [attempt.start, device, *attempt.samples, *attempt.samples[-1]["devices"]]
-    keys = {key for each in [*described, attempt.samples[-1]["process"]] for key in each}
+    keys = {key for each in [*described, process_of(attempt)] for key in each}
     assert not {key for key in keys - {"time"} if f"`{key}`" not in telemetry.__doc__}
     seconds = attempt.samples[-1]["time"] - attempt.devices[0]["time"]
     assert 0.01 < energy_j / (300 * seconds) < 1.1, "joules, of the time with the device"
@@ -251,7 +256,7 @@ def test_trouble_with_nvml_costs_values_and_nothing_else(verbs, on_gpus, hold, t
     assert process.returncode == 0 and "NVML" not in said
     (attempt,) = telemetry.read(path)
     assert attempt.end["status"] == "ok" and attempt.samples[-1]["rows_done"] == 20
-    assert attempt.samples[-1]["process"]["memory_mb"] > 10
+    assert process_of(attempt)["memory_mb"] > 10
     assert verbs.receipts(plan)[0]["telemetry"]["samples"] >= 2
     if lacking:
         (device,) = attempt.samples[-1]["devices"]

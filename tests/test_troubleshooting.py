@@ -236,7 +236,7 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     tmp_path, environment, gpu_node, monkeypatch
 ):
     # Here and below: they import Snakemake, which a machine lacks that is there for GPU tests.
-    from featuremill.flow.preflight import refuse_without_gpu
+    from featuremill.flow.refusals import refuse_without_gpu
     from featuremill.flow.screen import RefusedError
 
     workflow = Workflow(tmp_path, {**environment, **gpu_node().environment}, random_records(30))

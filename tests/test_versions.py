@@ -14,8 +14,8 @@ from plans import plan_json, read_sealed, write_sealed
 from programs import NO_REPORT, Verbs, Workflow, fasta, random_records, written
 
 from featuremill.config import validate
-from featuremill.flow import preflight
-from featuremill.flow.preflight import is_computed
+from featuremill.flow import reruns
+from featuremill.flow.reruns import is_computed
 from featuremill.store import journal_log
 from featuremill.store.files import read_json
 from featuremill.store.results import Results
@@ -87,26 +87,26 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     names = {"modify_rulename": lambda name: f"my_{name}"}
     workflow = SimpleNamespace(modifier=SimpleNamespace(is_main_snakefile=lambda: False, **names))
     said = []
-    monkeypatch.setattr(preflight.log, "warning", said.append)
-    preflight.forget_plan_of_other_versions(workflow, run)
+    monkeypatch.setattr(reruns.log, "warning", said.append)
+    reruns.replan_for_other_versions(workflow, run)
     assert plan.exists() and "--forcerun my_plan plans it anew" in said[0]
     workflow.modifier.is_main_snakefile = lambda: True
-    preflight.forget_plan_of_other_versions(workflow, run)
+    reruns.replan_for_other_versions(workflow, run)
     assert not plan.exists() and "it is planned and computed anew" in said[1]
 
 
 def test_a_run_that_starts_with_more_slots_is_planned_anew(tmp_path, monkeypatch):
     """As one is that was planned on a login node; not once its shards are begun."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(preflight.internals, "executes", lambda workflow: True)
+    monkeypatch.setattr(reruns.internals, "executes", lambda workflow: True)
     run = validate({"inputs": "in.fa", "workload": "composition", "run": "my"})
     folder, workflow = Results(Path("results/my")), SimpleNamespace(modifier=NOT_IMPORTED)
-    monkeypatch.setattr(preflight.internals, "is_main", lambda workflow: True)
+    monkeypatch.setattr(reruns.internals, "is_main", lambda workflow: True)
 
     def is_forgotten(slots, shard):
         monkeypatch.setenv("FEATUREMILL_GPUS", str(slots))
         write_sealed(folder.plan, plan_json([shard], slots=2))
-        preflight.forget_plan_of_fewer_slots(workflow, run)
+        reruns.replan_for_more_slots(workflow, run)
         return not folder.plan.exists()
 
     many = {"shard": "a", "records": 9, "wanted": 9}
@@ -123,7 +123,7 @@ def test_a_run_that_starts_with_more_slots_is_planned_anew(tmp_path, monkeypatch
 def test_of_what_is_no_plan_nothing_is_said(tmp_path, plan):
     write_sealed(Results(tmp_path).plan, plan)
     run = SimpleNamespace(workload="composition", folder=str(tmp_path))
-    assert preflight.others_planned_for(run) == ""
+    assert reruns.other_versions(run) == ""
     assert not is_computed(str(tmp_path))
 
 

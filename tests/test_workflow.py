@@ -19,7 +19,8 @@ from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, w
 from report_runs import Page, points_of
 
 from featuremill.config import validate
-from featuremill.flow.preflight import refuse_another_config, write_run
+from featuremill.flow.preflight import write_run
+from featuremill.flow.refusals import refuse_another_config
 from featuremill.flow.screen import Failures, RefusedError
 from featuremill.flow.summary import closing_words
 from featuremill.status.reader import RunReader

@@ -76,7 +76,7 @@ MODULES = {
     "clean": "merge.clean",
     "config-docs": "config.docs",
 }
-"""Where a verb stands that has no room of its own; the others are `command.py` in theirs."""
+"""Modules of the verbs without a package; any other verb is in `command.py` of its package."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,7 +140,7 @@ def _without_verb(words: Sequence[str], of_plugins: Mapping[str, Command]) -> st
 
 
 def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None) -> int:
-    """Run the verb that was parsed out of `given`; return its exit status."""
+    """Run the verb of the `parsed` command line `words`; return its exit status."""
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
         log.set_up(_level(parsed), parsed.log_file, _about(parsed))

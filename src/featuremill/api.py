@@ -83,7 +83,7 @@ class _Loaded(NamedTuple):
     """The workload, its model, and what tells whether other files are there by now."""
     device: Device
     options: Any
-    """Resolved ones."""
+    """The resolved options."""
     weights: Weights | None
     model: Any
 
@@ -247,7 +247,7 @@ class Engine(NamedTuple):
     workload: Workload
     options: Any
     jobs: beside.Jobs
-    """Other processes; this one where their count is 0."""
+    """The processes; a count of 0 stands for this process."""
     takes_lease: bool
 
     def compute(

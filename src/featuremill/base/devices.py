@@ -12,7 +12,7 @@ from featuremill.lease.devices import BF16_CAPABILITY, Device, cpu, survey, visi
 
 __all__ = ["BF16_CAPABILITY", "Device", "cpu", "cuda_devices"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
-"""As a config's `device` has it."""
+"""The values of `device` in a config."""
 ALL = "all"
 """RUN_SEES where CUDA_VISIBLE_DEVICES is not set."""
 CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
+from typing import Any
 
 from featuremill.base.errors import UserError
 
@@ -41,7 +42,8 @@ def own(group: str) -> Mapping[str, EntryPoint]:
 def others(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of other packages in a group, without names of featuremill's own."""
     ours = own(group)
-    registered = _all(group, tuple((folder, _changed(folder)) for folder in sys.path))
+    points = _all(tuple((folder, _changed(folder)) for folder in sys.path)).select(group=group)
+    registered = {point.name: point for point in points}
     return {name: registered[name] for name in sorted(registered.keys() - ours.keys())}
 
 
@@ -53,10 +55,10 @@ def _changed(folder: str) -> int | None:
         return None
 
 
-@functools.lru_cache(maxsize=8)
-def _all(group: str, _: tuple[tuple[str, int | None], ...]) -> dict[str, EntryPoint]:
-    """Read the metadata of all packages once: it is asked for dozens of times as a run begins."""
-    return {point.name: point for point in entry_points(group=group)}
+@functools.lru_cache(maxsize=1)
+def _all(_: tuple[tuple[str, int | None], ...]) -> Any:
+    """Read the metadata of all packages once: a run looks in several groups, dozens of times."""
+    return entry_points()
 
 
 def of_others(group: str, name: str) -> EntryPoint | None:

@@ -55,7 +55,7 @@ __all__ = [
     "Variable",
     "of_child",
 ]
-"""What other modules have from here of the variables of leases."""
+"""The names of the lease's variables that other modules import from here."""
 
 
 def _yes_or_no(text: str) -> bool:
@@ -217,9 +217,9 @@ TERM = Variable("TERM", "Where it is `dumb`, a run prints lines and draws no pic
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
 _ALL = [value for value in globals().values() if isinstance(value, Variable)]
 SETTINGS: tuple[Setting[Any], ...] = tuple(each for each in _ALL if isinstance(each, Setting))
-"""All variables of featuremill, in the order of this module."""
+"""The variables of featuremill, in the order of this module."""
 OF_OTHERS = tuple(each for each in _ALL if not isinstance(each, Setting))
-"""All that belong to other programs; a step says what it reads besides."""
+"""The variables of other programs that the core reads."""
 
 
 def check() -> None:

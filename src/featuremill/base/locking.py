@@ -21,7 +21,7 @@ from featuremill.base.errors import UserError
 ADVICE = "move the run to one that has them"
 PATIENCE_SECONDS = 0.5
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-"""What file systems answer that have no locks."""
+"""The errors of file systems without locks."""
 
 
 @contextmanager

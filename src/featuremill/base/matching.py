@@ -37,7 +37,7 @@ FORMS: Mapping[str, Callable[[str], str]] = {
     ),
     "as first words": lambda name: accession(name.split(None, 1)[0]) if name.strip() else name,
 }
-"""What to do to the names of a table and of the records so that they might be equal."""
+"""Changes of the names in a table and of ids that might make them equal."""
 
 
 class Matcher:

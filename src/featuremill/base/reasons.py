@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     heads: tuple[str, ...]
     """Phrases without a colon that no other kind has; the first one is the usual one."""
     remedy: str
-    """What to do about it, one or two sentences."""
+    """The remedy, in one or two sentences."""
 
     def reason(self, detail: str = "", head: str = "") -> str:
         """Return a reason of this kind that says `detail` of a record; `head` is one of its own."""
@@ -137,7 +137,7 @@ MISSING_WORDS = frozenset(
 PEPTIDES = ("NAN", "NAT")
 """Words for missing values that no program writes in capitals, and that can be peptides."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
-"""What only the core finds out."""
+"""The kinds that only the core uses."""
 OF_RECORDS = (
     NOT_FINITE,
     OUT_OF_MEMORY,
@@ -153,7 +153,7 @@ OF_RECORDS = (
     ID,
     OTHER,
 )
-"""What a workload may say of a record as well."""
+"""The kinds that a workload may use, too."""
 KINDS = (*OF_THE_CORE, *OF_RECORDS)
 _of_workloads: dict[str, Kind] = {}
 _by_head = {head: kind for kind in KINDS for head in kind.heads}

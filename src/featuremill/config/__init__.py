@@ -238,9 +238,9 @@ class Origin:
     """Where a config stands, for messages; it is no part of what the config says."""
 
     source: str = field(default="config", compare=False)
-    """What to call the config."""
+    """The name of the config in messages."""
     places: Places = field(default_factory=dict, compare=False)
-    """Where its keys stand."""
+    """The position of each key."""
 
     def at(self, *key: str) -> str:
         """Return the position of `key`, or of the nearest key around it with a known position."""

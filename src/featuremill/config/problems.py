@@ -104,7 +104,7 @@ def explain(
 
 
 FORMER = "former"
-"""What a schema calls the former name of a key, which is understood."""
+"""The schema's key for the former name of a config key, which is accepted."""
 
 
 def name_of(key: tuple[str, ...]) -> str:

@@ -60,11 +60,11 @@ class ProjectConfig(NamedTuple):
     runs: Mapping[str, Run]
     """The runs by their folder below results/: <run>, or <run>/<name> for each set of several."""
     sections: Mapping[str, Any]
-    """What the config asks of steps, by their keys."""
+    """The sections of steps, by their keys."""
     samples: str = ""
     """The sheet of samples, if there is one."""
     origin: Origin = Origin()
-    """Where it stands."""
+    """The positions of the keys."""
 
     @property
     def folders(self) -> list[Path]:

@@ -19,15 +19,15 @@ class Runs(NamedTuple):
     """One run, or those of a config with several sets of features."""
 
     path: Path
-    """What was typed: a folder, or a config."""
+    """The path that was typed: of a folder, or of a config."""
     folders: list[Path]
     """results/<run>, or results/<run>/<name>, of each."""
     steps: Sequence[Made] = ()
-    """What steps make, before them and of them."""
+    """The products of steps, those that features are computed of first."""
     num_before: int = 0
     """How many of these come before."""
     configs: Sequence[Run] = ()
-    """What the config asks for, of each run; nothing where a folder was named."""
+    """The config of each run; empty if a folder was named."""
 
     @property
     def names(self) -> list[str]:

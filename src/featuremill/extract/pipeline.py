@@ -81,7 +81,7 @@ class Watch:
 
 
 MOST_IN_FLIGHT = 2
-"""For a model on one device; each further device of the model adds one."""
+"""The batches in flight, at most, on one device; each further device of the model adds one."""
 MOST_ALIKE = 8
 """If the first records fail one after another with the same text, the cause is the installation,
 not the records."""

@@ -41,7 +41,7 @@ class Named(Protocol):
     """Rows with ids."""
 
     name: str
-    """What people call them: a run's folder, or a file."""
+    """The name of the features in messages: a run's folder, or a file."""
     num_rows: int
 
     def ids_of(self, rows: Rows) -> list[str]:

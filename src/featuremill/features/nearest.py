@@ -21,7 +21,7 @@ from featuremill.features.table import Matrix, Rows
 Metric = Literal["cosine", "euclidean", "dot"]
 METRICS: dict[str, Metric] = {"cosine": "cosine", "euclidean": "euclidean", "dot": "dot"}
 SYNONYMS: dict[str, Metric] = {"l2": "euclidean"}
-"""Other words that users may type."""
+"""Synonyms of the metrics."""
 Scores = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
@@ -131,8 +131,7 @@ class Nearest:
             self._factors = np.ascontiguousarray(factors, self._dtype)
             self._norms = norms.astype(self._dtype)
         self._floors = np.full((len(queries), 1), -np.inf, self._dtype)
-        """For each query the least closeness, as from `_approximate`, of a vector among the k
-        best."""
+        """For each query a lower bound of the closeness of its k best, as from `_approximate`."""
         self._best = _Best(len(queries), k, ranks)
 
     def add(self, first_row: int, vectors: Matrix, is_excluded: Mask | None = None) -> None:

@@ -205,11 +205,11 @@ class Features(Records):
         self.delivered, self.delivery = delivered, delivery
         self._check = check
         self.plan: Plan | None = folder.find_plan()
-        """It may be newer than the results."""
+        """The present plan, which may be newer than the results."""
         self.column, self.width = column.name, column.width
         self.recipe: str = delivery.recipe
         self.settings = delivery.settings
-        """What the recipe is the digest of."""
+        """The settings, of which the recipe is the digest."""
         self.vectors = vectors
 
     @property

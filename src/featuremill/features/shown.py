@@ -20,7 +20,7 @@ class Labelled(NamedTuple):
     file: str
     """The table, as the page shows it."""
     texts: Sequence[str | None]
-    """One a record, in their order; None where the table has none."""
+    """The label of each record; None without one."""
 
     @property
     def num_found(self) -> int:
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
     folder: Path
     """The folder of the results."""
     ids: list[str]
-    """Whole ones."""
+    """The whole ids."""
     lengths: list[int]
     unit: str
     """The unit of lengths, such as "residues"."""
@@ -42,7 +42,7 @@ class Shown(NamedTuple):
     column: str
     """The column of values that is shown."""
     others: list[str]
-    """Further columns of values that the file has."""
+    """The other columns of values in the file."""
     vectors: Matrix
     """(N, D) float32."""
     descriptions: list[str]

@@ -29,7 +29,7 @@ ROWS_AT_ONCE = 4096
 MOST_READ = 100_000_000
 """Values that are read for some rows; a larger table gives them from some of its row groups."""
 SPARE_FILES = 100
-"""What a process has open besides."""
+"""The file descriptors of a process for other purposes."""
 NUMBERS = "fiu"
 """Kinds of NumPy types that vectors have: floats and integers."""
 Matrix = npt.NDArray[Any]

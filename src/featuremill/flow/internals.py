@@ -1,10 +1,9 @@
-"""Every reach into Snakemake's insides, and what holds where a Snakemake has others.
+"""All uses of Snakemake's internals, each with a default for versions that have other internals.
 
-What the rules are written in is Snakemake's language, which is public. What is more than that
-stands here and nowhere else: attributes of its Workflow, the name of its screen's handler, its
-events and the beginnings of its messages, its lock files, the words of its command line. No
-result hangs on any of it. Where a reach finds nothing to hold on to, it returns what leaves
-Snakemake as it comes, and logs a debug line (`--verbose`).
+The rules use Snakemake's public language. Everything else is here: attributes of its Workflow, the
+name of its screen handler, its events and messages, its lock files and its command line. No result
+depends on any of it. If a function fails, it returns a default that leaves Snakemake as it is, and
+logs a debug line (`--verbose`).
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ try:
 except ImportError:
     exceptions = None
 WorkflowError: Any = getattr(exceptions, "WorkflowError", Exception)
-"""What Snakemake prints without a traceback."""
+"""The error that Snakemake prints without a traceback."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("snakemake.logging")
-"""Snakemake's own, whose warnings are on the screen and in its log; any other's would be, too."""
+"""Snakemake's logger, whose warnings are on the screen and in its log file."""
 SCREEN = "DefaultStreamHandler"
-"""Snakemake's name for the handler that writes to the terminal."""
+"""The name of Snakemake's handler for the terminal."""
 LOCKS = Path(".snakemake/locks")
 SCHEDULING_EVENTS = {
     "workflow_started",
@@ -52,50 +51,50 @@ SCHEDULING = re.compile(
     "environments: ignored|DAG of jobs will be updated after completion|Elapsed time|Execute |"
     "Select jobs to execute|Updating checkpoint dependencies|Using shell|host: "
 )
-"""Beginnings of its messages about its own scheduling."""
+"""Beginnings of messages about scheduling."""
 EPILOGUES = (
     "Exiting because a job execution failed",
     "Removing output files of failed job",
     "WorkflowError:\nAt least one job did not complete",
 )
-"""Beginnings of its messages after failures."""
+"""Beginnings of messages after failures."""
 AFTER_REFUSAL = ("Terminating processes on user request", *EPILOGUES[2:])
-"""Beginnings of its messages where a refusal ends it."""
+"""Beginnings of messages after a refusal."""
 OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
-"""Its message about the profile beside the workflow, which it finds by itself."""
+"""The message about the profile beside the workflow, which is used by default."""
 NAMING = {"name", "name_modifier"}
-"""What it calls the name of a rule in the Python that it makes of a rule file."""
+"""Keywords for the name of a rule in the Python code of a compiled rule file."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
 EDITS = ("PARAMS", "INPUT")
-"""Snakemake's triggers by which a job runs again after an edit of the config."""
+"""The triggers that rerun a job after an edit of the config."""
 EXECUTORS = ("lsf", "slurm")
-"""Those of our profiles, and extras of featuremill."""
+"""The executors of our profiles, which are also extras of featuremill."""
 LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
     "|cleanup|delete|containerize$|print-compilation$)|-[SDl]$"
 )
-"""Snakemake's options that run no job of ours, or their beginnings."""
+"""Options, or beginnings of options, without jobs of ours."""
 REPORTS, AFTER_RUN = "--report", "--report-a"
-"""Beginnings of its options for a report: alone it runs no job, but `--report-after-run` does."""
+"""Beginnings of options for a report; only `--report-after-run` runs jobs."""
 COMPARED_BY_TIME: set[Path] = set()
 """Outputs that are out of date if an input is newer, whatever checksums Snakemake recorded."""
 
 
 class Reach(Generic[P, T]):
-    """A function of Snakemake's insides that gives way to `stock`, a function of the same."""
+    """A function that uses Snakemake's internals, and the function `stock` for other internals."""
 
     def __init__(self, function: Callable[P, T], stock: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
         self.function, self.stock = function, stock
         self.gave_way = False
-        """Whether Snakemake's insides were not as expected."""
+        """Whether the function has failed."""
 
     def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Return what is found inside, or what holds without it."""
+        """Return the result of the function, or of `stock` if it fails."""
         try:
             return self.function(*arguments, **keywords)
         except Exception as error:
-            if not self.gave_way:  # once: the screen's filter would hear of itself
+            if not self.gave_way:  # once, as the filter of the screen is called for this line
                 self.gave_way = True
                 name = getattr(self, "__name__", "")
                 log.debug(f"this Snakemake has other insides: {name}: {error!r}")
@@ -103,51 +102,51 @@ class Reach(Generic[P, T]):
 
 
 def or_else(stock: Any) -> Callable[[Callable[P, T]], Reach[P, T]]:
-    """Make a function a Reach that returns `stock` where it cannot be carried out."""
+    """Make a function a Reach that returns `stock` if it fails."""
     return lambda function: Reach(function, lambda *_, **__: stock)
 
 
 def or_by(stock: Callable[..., Any]) -> Callable[[Callable[P, T]], Reach[P, T]]:
-    """Make a function a Reach in whose place `stock` is called where it cannot be carried out."""
+    """Make a function a Reach that calls `stock` if it fails."""
     return lambda function: Reach(function, stock)
 
 
-# ---- who this Snakemake is, and what it was called for ----
+# ---- the process and its command line ----
 
 
 @or_else(False)
 def is_main(workflow: Any) -> bool:
-    """Return whether the user started this process, and it is no job."""
+    """Return whether this is the main process, and not a job."""
     return bool(workflow.is_main_process)
 
 
 @or_else({"all"})
 def quiet_about(workflow: Any) -> set[str]:
-    """Return what the screen is to be quiet about: host, reason, progress, rules, all."""
+    """Return the values of `--quiet`: host, reason, progress, rules, all."""
     return {kind.name.lower() for kind in workflow.output_settings.quiet or ()}
 
 
 @or_else(None)
 def workflow_module(workflow: Any) -> str | None:
-    """Return what an importing workflow calls the module that is read now."""
+    """Return the name of the module that is read now in the workflow that imports it."""
     namespace: str | None = workflow.modifier.namespace
     return namespace
 
 
 @or_by(lambda workflow: workflow_module(workflow) is not None)
 def is_imported(workflow: Any) -> bool:
-    """Return whether what is read now belongs to another workflow."""
+    """Return whether another workflow imports the rules that are read now."""
     return not workflow.modifier.is_main_snakefile()
 
 
 @or_else(True)
 def is_dry(workflow: Any) -> bool:
-    """Return whether nothing is going to be done."""
+    """Return whether this is a dry run (`-n`)."""
     return bool(workflow.output_settings.dryrun)
 
 
 def only_looks() -> bool:
-    """Return whether this Snakemake was called for something that never runs jobs of ours."""
+    """Return whether the command line has an option without jobs of ours, such as `--summary`."""
     words = sys.argv[1:]
     if any(word.startswith(AFTER_RUN) for word in words):
         words = [word for word in words if not word.startswith(REPORTS)]
@@ -155,51 +154,51 @@ def only_looks() -> bool:
 
 
 def may_execute(workflow: Any) -> bool:
-    """Return whether this main process is going to run jobs, or may be, as far as can be seen."""
+    """Return whether this is a main process that runs jobs, or may be one."""
     if is_main(workflow) and executes(workflow):
         return True
     return (is_main.gave_way or is_dry.gave_way) and not only_looks()
 
 
 def executes(workflow: Any) -> bool:
-    """Return whether this Snakemake is going to run jobs, and not only to look or to tidy up."""
+    """Return whether this process runs jobs: no dry run, and no option without jobs."""
     return not is_dry(workflow) and not only_looks()
 
 
 @or_else(None)
 def runs_elsewhere(workflow: Any) -> bool | None:
-    """Return whether jobs leave this machine for a cluster; None where that is unknown."""
+    """Return whether jobs run on a cluster; None if unknown."""
     return workflow.nodes is not None
 
 
 @or_by(lambda workflow: not is_imported(workflow))
 def has_no_target(workflow: Any) -> bool:
-    """Return whether no rule is the default target yet."""
+    """Return whether there is no default target yet."""
     return workflow.default_target is None
 
 
 @or_else([])
 def config_files(workflow: Any) -> list[Path]:
-    """Return the files that the config was read from."""
+    """Return the config files."""
     return [Path(path) for path in workflow.configfiles]
 
 
 @or_else(None)
 def default_storage(workflow: Any) -> str | None:
-    """Return where all files would be moved to, if anywhere."""
+    """Return the default storage provider, if any."""
     provider: str | None = workflow.storage_settings.default_storage_provider
     return provider
 
 
 @or_else(True)
 def has_environments(workflow: Any) -> bool:
-    """Return whether jobs may see other packages and folders than this process does."""
+    """Return whether jobs have environments or containers, with other packages and folders."""
     return bool(workflow.deployment_settings.deployment_method)
 
 
 @or_else(False)
 def makes_conda_environments(workflow: Any) -> bool:
-    """Return whether jobs run in environments that Snakemake makes by conda (`--sdm conda`)."""
+    """Return whether jobs run in conda environments (`--sdm conda`)."""
     return any(method.name == "CONDA" for method in workflow.deployment_settings.deployment_method)
 
 
@@ -207,8 +206,8 @@ def makes_conda_environments(workflow: Any) -> bool:
 def locks_on(results: str) -> list[Path]:
     """Return Snakemake's lock files of the run in `results`.
 
-    A Snakemake numbers a pair of them, for inputs and for outputs. In a workflow with other rules
-    besides, only one may name files of the run.
+    A process has two numbered files, for inputs and for outputs. In a workflow with other rules,
+    only one of them may name files of the run.
     """
     locks = list(LOCKS.glob("*.lock"))
     naming = [path for path in locks if f"\n{results}/" in f"\n{path.read_text()}"]
@@ -218,19 +217,19 @@ def locks_on(results: str) -> list[Path]:
 
 @or_else(True)
 def is_made(workflow: Any, path: str) -> bool:
-    """Return whether a rule makes the file `path`, once all rules are read."""
+    """Return whether a rule makes the file `path`. All rules have to be read."""
     return any(rule.is_producer(path) for rule in workflow.rules)
 
 
 @or_else(True)
 def sees_edits(workflow: Any) -> bool:
-    """Return whether Snakemake runs a job again whose parameters or inputs are others."""
+    """Return whether changed parameters and inputs rerun a job."""
     return all(name in {trigger.name for trigger in workflow.rerun_triggers} for name in EDITS)
 
 
 @or_else(None)
 def see_edits(workflow: Any) -> None:
-    """Have it do so, whatever `--rerun-triggers` names."""
+    """Let changed parameters and inputs rerun a job, whatever `--rerun-triggers` names."""
     settings = workflow.dag_settings
     counted = {*settings.rerun_triggers}
     kind = type(next(iter(counted)))
@@ -239,10 +238,12 @@ def see_edits(workflow: Any) -> None:
         log.warning("--rerun-triggers: params and input count, too; else no edit is seen.")
 
 
-@or_else(((), ()))
-def narrowed_by(workflow: Any) -> tuple[Collection[str], Collection[str]]:
-    """Return what `--until` and `--omit-from` name, once Snakemake has its settings."""
-    return workflow.dag_settings.until, workflow.dag_settings.omit_from
+@or_else(((), (), ()))
+def selected_rules(workflow: Any) -> tuple[Collection[str], ...]:
+    """Return the values of `--until`, `--omit-from` and `--allowed-rules`, once Snakemake has its
+    settings."""
+    settings = workflow.dag_settings
+    return settings.until, settings.omit_from, settings.allowed_rules or ()
 
 
 @or_else(False)
@@ -260,37 +261,31 @@ def compute_until(workflow: Any, more: Collection[str]) -> bool:
     return True
 
 
-@or_else(())
-def allowed_rules(workflow: Any) -> Collection[str]:
-    """Return what `--allowed-rules` names, once Snakemake has its settings."""
-    return workflow.dag_settings.allowed_rules or ()
-
-
-# ---- names that another workflow gives ----
+# ---- names in a workflow that imports this one ----
 
 
 @or_by(lambda workflow, path: path)  # noqa: ARG005
 def below_prefix(workflow: Any, path: str) -> str:
-    """Return where Snakemake puts the `path` of a rule: below the module's prefix, if any."""
+    """Return the `path` of a rule with the prefix of the module, if any."""
     return str(workflow.modifier.path_modifier.replace_prefix(path))
 
 
 @or_by(lambda workflow, rule: rule)  # noqa: ARG005
 def rule_name(workflow: Any, rule: str) -> str:
-    """Return what a rule of ours is called where another workflow imports it."""
+    """Return the name of a rule of ours in the workflow that imports it."""
     return str(workflow.modifier.modify_rulename(rule))
 
 
 @or_else(None)
 def taken_rule(workflow: Any, rule: str) -> str | None:
-    """Return the same; None where the importing workflow leaves the rule out."""
+    """Return the same; None if the workflow that imports this one leaves the rule out."""
     name: str | None = workflow.modifier.avail_rulename(rule)
     return name
 
 
 @or_else(None)
 def prefer_rule(workflow: Any, first: str, other: str) -> None:
-    """Have the rule `first` make what both could; `ruleorder:` takes no rules of other modules."""
+    """Prefer the rule `first` to the rule `other`; `ruleorder:` takes no rules of other modules."""
     workflow._ruleorder.add(first, other)
 
 
@@ -299,7 +294,7 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 
 @or_else(0)
 def cap_of(workflow: Any, resource: str) -> int | None:
-    """Return how much of a resource all jobs together may take; None without a limit."""
+    """Return the limit of a resource for all jobs together; None without a limit."""
     limit = workflow.global_resources.get(resource)
     cap: int | None = limit.value if limit is not None else None
     return cap
@@ -307,7 +302,7 @@ def cap_of(workflow: Any, resource: str) -> int | None:
 
 @or_else(None)
 def set_cap(workflow: Any, resource: str, value: int) -> None:
-    """Limit a resource, as `--resources` does."""
+    """Limit a resource for all jobs together, as `--resources` does."""
     workflow.register_resource(resource, value)
 
 
@@ -322,7 +317,7 @@ def rule_resources(workflow: Any, rule: str) -> Mapping[str, str]:
 
 @or_else(None)
 def cores_here(workflow: Any) -> int | None:
-    """Return the cores that jobs on this machine have; None where they run on others."""
+    """Return the cores for jobs on this machine; None if they run on others."""
     if workflow.nodes is not None or workflow.remote_exec:
         return None
     cores: int | None = workflow.resource_settings.cores  # `workflow.cores` raises without any
@@ -334,20 +329,21 @@ def cores_here(workflow: Any) -> int | None:
 
 @or_else(True)
 def shows_all(workflow: Any) -> bool:
-    """Return whether the user asked for Snakemake's messages about its jobs."""
+    """Return whether the command line asks for Snakemake's messages about jobs."""
     settings = workflow.output_settings
     return bool(settings.dryrun or settings.printshellcmds or settings.verbose)
 
 
 @or_else(False)
 def writes_screen() -> bool:
-    """Return whether Snakemake's own handler writes to the terminal, and no plugin's."""
+    """Return whether Snakemake's own handler, and no logger plugin, writes to the terminal."""
     return any(handler.name == SCREEN for handler in log.handlers)
 
 
 @or_else(None)
 def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
-    """Keep records off the screen that don't matter; those that cannot be judged do."""
+    """Hide records that do not matter from the screen. A record for which `matters` fails is
+    shown."""
 
     def shows(record: logging.LogRecord) -> bool:
         try:
@@ -361,7 +357,7 @@ def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
 
 
 def keep_own_profile_quiet() -> None:
-    """Have Snakemake not print that it uses the default profile, unless the user names one."""
+    """Hide the message about the default profile, unless the command line names one."""
     if any(word.startswith("--workflow-profile") for word in sys.argv):
         return
     cli = importlib.import_module("snakemake.cli")
@@ -374,7 +370,7 @@ def keep_own_profile_quiet() -> None:
 
 
 def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:
-    """Return how many steps are done, and of how many, if the record is about that."""
+    """Return the number of finished steps and of all steps, from a record of the progress."""
     if getattr(record, "event", None) != "progress":
         return None
     return record.__dict__["done"], record.__dict__["total"]
@@ -382,55 +378,45 @@ def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:
 
 @or_else(False)
 def knows_total(workflow: Any) -> bool:
-    """Return whether the number of steps is final: a plan that is to come adds some."""
+    """Return whether the number of steps is final: each checkpoint adds some."""
     return not workflow.dag.checkpoint_jobs
 
 
 def is_about_scheduling(record: logging.LogRecord) -> bool:
-    """Return whether the record is about Snakemake's own scheduling."""
+    """Return whether the record is about scheduling."""
     event = str(getattr(record, "event", None) or "")
     is_so = event in SCHEDULING_EVENTS or SCHEDULING.match(record.getMessage())
     return bool(is_so) and record.levelno <= logging.INFO
 
 
-def is_epilogue(record: logging.LogRecord) -> bool:
-    """Return whether the record repeats that jobs failed."""
-    return record.getMessage().startswith(EPILOGUES)
-
-
-def is_after_refusal(record: logging.LogRecord) -> bool:
-    """Return whether the record is only about the end of this Snakemake."""
-    return record.getMessage().startswith(AFTER_REFUSAL)
-
-
 def exception_of(record: logging.LogRecord) -> str:
-    """Return the name of the exception that the record is about; empty for none."""
+    """Return the name of the exception of the record; "" without one."""
     return str(getattr(record, "exception", None) or "")
 
 
 def ending_of(record: logging.LogRecord) -> str:
-    """Return how a command of ours ended, if the record has it."""
+    """Return the exit status or signal of a command of ours, if the record has it."""
     is_error, text = getattr(record, "event", None) == "error", record.getMessage()
     endings = ENDING.findall(text) if is_error and " featuremill " in text else []
     return endings[-1] if endings else ""
 
 
 class JobError(NamedTuple):
-    """What Snakemake reports of a job that failed."""
+    """A failed job, as Snakemake reports it."""
 
     rule: str
     log: Path | None
     outputs: tuple[Path, ...]
     ending: str = ""
-    """How its command ended, which another record has."""
+    """The exit status or signal of its command, from another record."""
     reason: str = ""
-    """What a cluster's executor adds."""
+    """The message of the executor of a cluster."""
     command: str = ""
 
 
 @or_else(None)
 def job_error(record: logging.LogRecord) -> JobError | None:
-    """Return the failed job that the record is about."""
+    """Return the failed job of the record."""
     if getattr(record, "event", None) != "job_error":
         return None
     about = record.__dict__
@@ -447,15 +433,15 @@ def job_error(record: logging.LogRecord) -> JobError | None:
 
 
 @or_else(None)
-def replace_executor(name: str, made_of: Callable[[type[Any]], type[Any]]) -> None:
-    """Have jobs submitted by what `made_of` makes of the executor of this name."""
+def replace_executor(name: str, subclass_of: Callable[[type[Any]], type[Any]]) -> None:
+    """Replace the executor of this name by the subclass that `subclass_of` returns."""
     plugin = _interface("registry").ExecutorPluginRegistry().get_plugin(name)
-    plugin.executor = made_of(plugin.executor)
+    plugin.executor = subclass_of(plugin.executor)
 
 
 def executor(name: str) -> str:
-    """Return the `name` of an executor that our profiles use, or end with what to install: a
-    profile is read before anything of ours, and Snakemake would list those that it has."""
+    """Return the `name` of an executor of our profiles, or exit with what to install. A profile is
+    read before the rules, and Snakemake would only list the installed executors."""
     if find_spec(f"snakemake_executor_plugin_{name}") is None:
         print(f"error: {not_installed(name)}", file=sys.stderr)
         raise SystemExit(2)
@@ -463,7 +449,7 @@ def executor(name: str) -> str:
 
 
 def not_installed(name: str) -> str:
-    """Return the sentence on an executor whose plugin is missing."""
+    """Return the message about an executor whose plugin is missing."""
     return (
         f"executor {name}: its plugin is not installed in the environment of {sys.executable}; "
         f"type: {shlex.quote(sys.executable)} -m pip install 'featuremill[{name}]'"
@@ -472,17 +458,17 @@ def not_installed(name: str) -> str:
 
 @or_else(False)
 def is_ending(workflow: Any) -> bool:
-    """Return whether Snakemake submits no more jobs, as after SIGTERM."""
+    """Return whether no more jobs are submitted, as after SIGTERM."""
     return workflow.scheduler._user_kill is not None
 
 
 def submitted(job: Any) -> Any:
-    """Return what an executor reports of a job that it could not submit."""
+    """Return the report of a job that could not be submitted."""
     return _interface("executors.base").SubmittedJobInfo(job)
 
 
 def _interface(module: str) -> Any:
-    """Import what comes with Snakemake for executors, which is public."""
+    """Import a module of the public interface of executors."""
     return importlib.import_module(f"snakemake_interface_executor_plugins.{module}")
 
 
@@ -490,8 +476,8 @@ def _interface(module: str) -> Any:
 def answer_sigterm() -> None:
     """Let Snakemake end on SIGTERM at any moment.
 
-    Its handler takes locks that the thread which it interrupts may hold; then it waits for itself
-    for good (9.27). From a thread of its own it waits for the other. `start_new_thread` takes none.
+    Its handler takes locks that the interrupted thread may hold, which is a deadlock (9.27). It is
+    called on another thread here. `start_new_thread` takes no lock.
     """
     from snakemake.scheduling.job_scheduler import JobScheduler
 
@@ -511,9 +497,10 @@ def guard_outputs(
     vacate: Callable[[Path], None],
     touching: Callable[[Path], AbstractContextManager[None]],
 ) -> bool:
-    """Have declared outputs that are guarded, by the file of their rule and their own path, removed
-    by `vacate`: Snakemake removes what is there before a job and after a failed one. After a job it
-    sets their times: within `touching`.
+    """Remove guarded outputs by `vacate` in place of Snakemake, which deletes outputs before a job
+    and after a failed one. Snakemake sets their times after a job; that is done within `touching`.
+
+    `is_guarded` takes the rule file and the path of an output.
     """
     from snakemake.io import _IOFile
 
@@ -560,8 +547,8 @@ def compare_times_of(outputs: Collection[Path]) -> bool:
 
 @or_else(frozenset[str]())
 def names_in(rules: Path) -> frozenset[str]:
-    """Return the names that a file of rules binds for all that are included after it: of rules,
-    variables, functions and imports."""
+    """Return the names of rules, variables, functions and imports that a rule file defines for the
+    files that are included after it."""
     from snakemake.parser import parse
     from snakemake.sourcecache import LocalSourceFile
 
@@ -592,4 +579,4 @@ def _bound(node: ast.AST) -> Iterator[str]:
 REACHES: dict[str, Reach[..., Any]] = {
     name: reach for name, reach in list(globals().items()) if isinstance(reach, Reach)
 }
-"""All of them by name; the tests take each away in turn."""
+"""All of them by name; the tests remove each in turn."""

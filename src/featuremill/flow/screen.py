@@ -141,7 +141,7 @@ class Failures:
         if ending := internals.ending_of(record):
             self._endings.append((record.getMessage(), ending))
             return True
-        return bool(self._jobs) and internals.is_epilogue(record)
+        return bool(self._jobs) and record.getMessage().startswith(internals.EPILOGUES)
 
     def _add(self, error: internals.JobError) -> FailedJob:
         command = error.command
@@ -183,7 +183,7 @@ def calm_output(workflow: Any) -> Failures:
         if internals.exception_of(record) == RefusedError.__name__:
             RefusedError.tell()
             return False
-        if RefusedError.status and internals.is_after_refusal(record):
+        if RefusedError.status and record.getMessage().startswith(internals.AFTER_REFUSAL):
             return False
         if internals.exception_of(record) == LOCKED and (others := run_lock.living(Path())):
             print(plain(message_of_lock(others)), file=sys.stderr)

@@ -14,7 +14,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config import Config
-from featuremill.flow.preflight import asks_for_less, is_computed
+from featuremill.flow.refusals import asks_for_less
+from featuremill.flow.reruns import is_computed, is_merged
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
 from featuremill.store import command_line
@@ -37,7 +38,7 @@ def closing_words(*runs: str) -> str:
     """Return what to say when runs ended well: how much there is, where, and what to try next."""
     new = {results: delivery for results in runs if (delivery := _new_results(results))}
     if not new:  # only a part of the workflow was asked for
-        waiting = [results for results in runs if is_computed(results) and not _is_merged(results)]
+        waiting = [results for results in runs if is_computed(results) and not is_merged(results)]
         return "".join(
             f"{results}: all is computed. This merges it: {command_line.this()}"
             for results in waiting[:1]
@@ -67,12 +68,6 @@ def exit_status() -> int:
                 file=sys.stderr,
             )
     return found
-
-
-def _is_merged(results: str) -> bool:
-    folder = Results(Path(results))
-    plan, delivery = folder.find_plan(), folder.find_delivery()
-    return bool(plan and delivery and delivery.is_of(plan))
 
 
 def _new_results(results: str) -> Delivery | None:

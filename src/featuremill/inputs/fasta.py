@@ -21,7 +21,7 @@ from featuremill.workload import Record
 
 LINES_LOOKED_AT = 3_000
 WHITE = "".join(filter(str.isspace, map(chr, range(0x3001)))).replace("\n", "") + "\ufeff"
-"""What may stand before a line: files glued together keep their BOMs."""
+"""White space before a line, with BOMs of concatenated files."""
 HEADER = re.compile(f"\n[{re.escape(WHITE)}]*>")
 ODD = re.compile("\n[^A-Za-z>]")
 """A line that has to be looked at by itself, as has one with any of `RARE`."""

@@ -33,7 +33,7 @@ class Sequences(NamedTuple):
 
     make: Make
     readable: str
-    """What files can be read, for a user who gave another."""
+    """The formats that can be read, for error messages."""
     names: Sequence[Sequence[str]]
     """How tables call the column of sequences, the surest names first."""
     has_fastq: bool = False

@@ -35,7 +35,7 @@ class NamedRecords(NamedTuple):
     """The records that the names in a table should be of."""
 
     called: str
-    """By messages: "record of results/my"."""
+    """The noun for messages: "record of results/my"."""
     id_columns: IdColumns
     log: logging.Logger | None
     """Warns of names of none."""

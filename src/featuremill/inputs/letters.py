@@ -16,7 +16,7 @@ UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQR
 WHITESPACE = b" \t\n\r\x0b\x0c"
 NO_WHITESPACE = str.maketrans("", "", WHITESPACE.decode())
 SPECIAL_TOKEN = re.compile("(?i)<(?:na|mask|unk|pad|cls|eos|bos|sep|null_[0-9]+|[+-][^<>]*)>")
-"""As users of language models write them among the letters; and pandas' missing value."""
+"""Special tokens as users of language models write them; also pandas' missing value."""
 MOST_OF_A_WORD = 12
 """Longer sequences are not looked at for words."""
 WORD_AS_ID = "the id is a word for a missing value"

@@ -36,7 +36,7 @@ BEYOND = Kind(
     "read. Fix its end, take it out, or raise max_residues.",
 )
 REASONS = (NO_REGION, BEYOND)
-"""What a workload that reads regions has among its reasons."""
+"""The reasons of a workload that reads regions."""
 
 
 class Region(NamedTuple):
@@ -44,7 +44,7 @@ class Region(NamedTuple):
 
     first: int
     last: int
-    """From 1, both included, as in UniProt."""
+    """The last residue, from 1, inclusive, as in UniProt."""
     name: str
     line: int
 

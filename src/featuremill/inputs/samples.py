@@ -25,7 +25,7 @@ from featuremill.workload.outputs import ABOUT
 FILE = "file"
 """The column of files; all but this and SAMPLE are the samples' own."""
 COUNTED = ("records", "ok", "failed", "refused", "duplicate", "pending", "noted", "seconds")
-"""What samples.tsv has of each sample besides."""
+"""The columns of counts in samples.tsv."""
 MOST_SAID = 5
 """Wrong rows that a message tells one by one."""
 RESERVED = {"name", *ABOUT, *COUNTED}

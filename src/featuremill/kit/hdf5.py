@@ -30,16 +30,16 @@ from featuremill.workload.outputs import Target
 __all__ = ["TEXT", "DatasetFile", "ReservedFile", "open_whole", "refuse_elsewhere"]
 TEXT = h5py.string_dtype()
 BYTES_A_FILE = 2**17
-"""At least what the file's own structures take, without the attributes' texts."""
+"""The bytes of a file's own structures, at least, without the texts of attributes."""
 BYTES_A_DATASET = 1024
-"""At least what a dataset takes in all, without its values and its id."""
+"""The bytes of a dataset, at least, without its values and its id."""
 COPIES_OF_ID = 4
 END_OF_FILE = slice(28, 36)
-"""Where a superblock of version 3 has the file's size (HDF5's file format specification, II.A)."""
+"""The offset of the file's size in a superblock of version 3 (HDF5 specification, II.A)."""
 STEP_BYTES = 2**22
 """Taken at once where there is so much room."""
 NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What file systems answer that cannot give space ahead."""
+"""The errors of file systems that cannot preallocate space."""
 
 
 def open_whole(path: Path) -> h5py.File:

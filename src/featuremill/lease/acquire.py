@@ -45,7 +45,7 @@ class Lease(NamedTuple):
     since: float
     """When it was taken, by time.monotonic."""
     how: str
-    """What was leased, in words."""
+    """A description of the leased devices."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ class Free(NamedTuple):
 
 class Pass(NamedTuple):
     chosen: list[Free]
-    """All slots that are wanted, or none."""
+    """All wanted slots, or none."""
     barred: dict[str, str]
     """Why each other device cannot be taken now."""
     is_used_by_others: bool

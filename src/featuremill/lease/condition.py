@@ -46,7 +46,7 @@ class Condition(NamedTuple):
     problem: str = ""
     """Why nothing can run on it; empty for a device that works."""
     display: Display = NO_DISPLAY
-    """Only read if something is in use."""
+    """Its use by a display, which is read only if something is in use."""
 
 
 def look(device: Device) -> Condition:

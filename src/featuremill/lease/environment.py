@@ -23,7 +23,7 @@ MAX_SHOWN = 40
 
 
 _KEPT: dict[str, str | None] = {}
-"""What variables held before `set_for_children`."""
+"""The values of variables before `set_for_children`."""
 
 
 class Variable:
@@ -62,7 +62,7 @@ class Variable:
 
 class ValueType(NamedTuple, Generic[T]):
     words: str
-    """As in "…: 'x' is not <words>"."""
+    """The noun of the value, as in "…: 'x' is not <words>"."""
     parse: Callable[[str], T]
     """Raises ValueError for a text that cannot be meant."""
 

@@ -22,7 +22,7 @@ PROTOCOL = 1
 version has it in a file `protocol`."""
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
-"""Each user may add files, and remove only their own."""
+"""The mode of the folder: each user may add files, and remove only their own."""
 NOT_LOCAL = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),

@@ -17,7 +17,7 @@ class GpuOptions(NamedTuple):
     """A number of GPUs, and the GPUs to take them from."""
 
     number: int | None = None
-    """None: not limited."""
+    """The number of GPUs; None for no limit."""
     devices: str = ""
     """Numbers, UUIDs or MIG names with commas between them; empty for any."""
 

@@ -31,9 +31,9 @@ from featuremill.store.records import STATUSES, id_columns_of, read_records, who
 from featuremill.store.results import Results
 
 LISTED_COLUMNS = (*WHOLE, "description", "source", "line", "status", "reason", "shard")
-"""What the lists need of records.parquet."""
+"""The columns of records.parquet that the lists need."""
 FAILURE = pa.schema({"reason": pa.string(), "payload": pa.large_binary()})
-"""What the lists need of a failed record besides."""
+"""The further columns of a failed record that the lists need."""
 NOT_YET = PENDING.reason()
 SEQUENCE = re.compile(rb"[A-Za-z*.-]*")
 log = logging.getLogger("featuremill.merge")

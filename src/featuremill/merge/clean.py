@@ -1,12 +1,12 @@
-"""clean: say what of a run can go and how many bytes that frees, and remove it.
+"""clean: list the files of a run that are not needed, with their bytes, and remove them.
 
-Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
-those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left,
-and so is what featuremill did not write, or was changed since: the record of what was written
-decides (`store.ours`), or a name that content gave (`store.stored`).
-Of a config these are all its runs and, with nothing to be kept, what its steps made.
-A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
-still computed right.
+Nothing is removed without `--yes`, or while the run is computed. Other runs, weights and targets
+of links (except a linked `store`) stay, and so does what featuremill did not write, or what was
+changed since: `store.ours` has the record of that, `store.stored` the names that content gives. Of
+a config these are all its runs, and with `--keep nothing` the files of its steps.
+
+A receipt is removed before its part, and a part before its shard: what an interrupted clean leaves
+is still computed right.
 """
 
 from __future__ import annotations
@@ -45,18 +45,25 @@ from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 KEEP = ("all", "parts", "results", "nothing")
-"""From the least that goes to all of it; each but the last takes what those before it take."""
+"""From the fewest files that are removed to all; each but the last removes those of the one before.
+"""
 DEFAULT_KEEP = "parts"
+OF_RECIPES = ("receipts", "store/parts", "store/journals")
+"""Folders with a folder for each recipe, in the order of removal."""
+SHARDS, IDENTITIES = "store/shards", f"store/{delivered.IDENTITIES}"
+DELIVERED = f"store/{delivered.FOLDER}"
+STORED = (*OF_RECIPES, SHARDS, IDENTITIES, DELIVERED)
+"""Folders of a run whose files are removed with `--keep results`, and in part with `parts`."""
 OLD_SECONDS = 3600.0
-"""A temporary file that nobody wrote to for so long is taken for left behind."""
+"""A temporary file without a write for so long counts as left behind."""
 BLOCK_BYTES = 512
-"""What `st_blocks` counts in, whatever the file system."""
+"""The unit of `st_blocks`, whatever the file system."""
 MOST_NAMED = 5
 log = logging.getLogger("featuremill.clean")
 
 
 class Usage(NamedTuple):
-    """Files and the bytes that they take on disk."""
+    """A number of files, and their bytes on disk."""
 
     files: int
     bytes: int
@@ -86,53 +93,53 @@ def run(arguments: argparse.Namespace) -> None:
             stack.enter_context(run_lock.alone(root))
         for folder in folders:
             stack.enter_context(refusing_others(folder))
-        found, every, places = dict[str, list[Path]](), list[Path](), list[Path]()
-        staying: list[Path] = []
+        by_place, every, places = dict[str, list[Path]](), list[Path](), list[Path]()
+        staying = set[Path]()
         for folder in folders:
             if keep == "results":
                 check_whole(folder)
             beside = "" if len(folders) == 1 else f"{folder.root}: "
-            paths = removable(folder, keep)
-            by_place = _by_place(folder, paths)
-            every += paths
-            if keep == "nothing":
-                staying += set(_everything(folder)) - set(paths)
-            found |= {f"{beside}{place}": paths for place, paths in by_place.items()}
+            every += (paths := removable(folder, keep))
+            for path in paths:
+                by_place.setdefault(f"{beside}{_place_of(folder, path)}", []).append(path)
             places += places_of(folder, keep)
+            if keep == "nothing":
+                staying |= {*_everything(folder)} - {*paths}
         if len(folders) > 1:
             places.append(folders[0].root.parent)
         for made in runs.steps if keep == "nothing" else ():
+            of_step = [*map(Path, (*made.removable, *made.logs, *filter(None, [made.state])))]
+            places += of_step
+            below = [path for place in of_step for path in _at(place)]
             if made.lock and lock_holder.is_held(Path(made.lock)):
                 raise UserError(
                     f"{Path(made.lock).parent}: a process is making {made.label}; wait for it, or "
                     "stop it."
                 )
-            theirs = [
-                Path(place) for place in (*made.removable, *made.logs, *filter(None, [made.state]))
-            ]
-            logs = list(map(Path, made.logs))
-            below = [path for place in theirs for path in _at(place)]
-            is_made = any(ours.latest(Path(file)) for file in made.files)
-            kept = [
+            has_record = any(ours.latest(Path(file)) for file in made.files)
+            logs = {*map(Path, made.logs)}
+            ours_of_step = [
                 path
                 for path in below
-                if not (is_made or is_log(path) if path in logs else _is_of_step(path, made.lock))
+                if (
+                    has_record or is_log(path)
+                    if path in logs
+                    else _is_lock(path, made.lock) or _is_beside(path) or ours.is_ours(path)
+                )
             ]
-            staying += kept
-            below = [path for path in below if path not in kept]
-            if others := [path for path in below if path not in every]:
-                found[made.label] = others
+            staying |= {*below} - {*ours_of_step}
+            if others := [path for path in ours_of_step if path not in every]:
+                by_place[made.label] = others
                 every += others
-            places += theirs
-        if staying := sorted(set(staying) - set(every)):
-            log.info("%s", _said_of(staying))
-        for place, paths in found.items():
+        if kept := sorted(staying - {*every}):
+            log.info("%s", _said_of(kept))
+        for place, paths in by_place.items():
             log.info("%s: %s", place, _told(usage_of(paths)))
         if not every:
             is_default = keep == DEFAULT_KEEP
-            asked = "" if is_default else f"with --keep {keep} "
+            option = "" if is_default else f"with --keep {keep} "
             more = "; --keep results and --keep nothing go further" if is_default else ""
-            log.info("%sthere is nothing to remove%s", asked, more)
+            log.info("%sthere is nothing to remove%s", option, more)
         elif arguments.yes:
             log.info("removed: %s", _told(remove(every, places)))
         else:
@@ -140,12 +147,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def after_run(run_folder: Path, keep: str) -> str:
-    """Remove what the config's `keep` gives up, and return the line that says so.
+    """Remove the files that the config's `keep` does not name, and return a line about them.
 
-    For the main Snakemake process, which has the run's lock, when everything is done.
+    The main Snakemake process, which has the lock of the run, calls it at the end.
 
     Raises:
-        UserError: when the results are not whole, or something is at the run.
+        UserError: the results are not whole, or a command works on the run.
     """
     folder = Results(run_folder)
     with refusing_others(folder):
@@ -159,7 +166,7 @@ def _told(used: Usage) -> str:
 
 
 def _check_run(folder: Results) -> None:
-    """Refuse a folder in which is neither a plan with its records.parquet nor a store of ours."""
+    """Refuse a folder without a plan and its records.parquet, and without a store."""
     is_planned = folder.records.exists() and folder.find_plan() is not None
     if not is_planned and not (folder.store / "plan.lock").exists():
         raise UserError(f"{folder.root}: there is no run here; name a folder such as results/demo.")
@@ -167,14 +174,14 @@ def _check_run(folder: Results) -> None:
 
 @contextlib.contextmanager
 def refusing_others(folder: Results) -> Iterator[None]:
-    """Keep plan and merge away from the run for the block; refuse while any verb is at it.
+    """Lock the run for the block, so that plan and merge wait.
 
     Raises:
-        UserError: when one is.
+        UserError: a command works on the run.
     """
     with ExitStack() as stack:
         for verb in ("plan", "merge") if folder.store.is_dir() else ():
-            # Made where there is none: a first merge may begin at any moment.
+            # A missing file is created, as a first merge may begin at any moment.
             path = folder.store / f"{verb}.lock"
             if claimed(stack.enter_context(path.open("a")), path) is False:
                 raise UserError(
@@ -186,10 +193,10 @@ def refusing_others(folder: Results) -> Iterator[None]:
 
 
 def check_whole(folder: Results) -> None:
-    """Refuse results that are not finished, not those of the plan, or not what merge wrote.
+    """Refuse results that are not finished, not those of the plan, or changed since merge.
 
     Raises:
-        UserError: says which file, and what to do.
+        UserError: with the file, and what to do.
     """
     if problem := _problem(folder):
         raise UserError(
@@ -214,7 +221,7 @@ def _problem(folder: Results) -> str:
 
 
 def _belong(folder: Results, plan: Plan, results: Delivery) -> bool:
-    """Tell whether the results are those of the plan and of the parts whose receipts are here."""
+    """Return whether the results are those of the plan and of the parts that have receipts."""
     if not results.is_of(plan):
         return False
     here = (entry for entry in results.parts if folder.receipt(plan.recipe, entry).exists())
@@ -223,25 +230,48 @@ def _belong(folder: Results, plan: Plan, results: Delivery) -> bool:
 
 
 def removable(folder: Results, keep: str) -> list[Path]:
-    """Return the files that can go when `keep` (one of `KEEP`) is to be kept, in the order of
-    removal, each once.
+    """Return the files that are not needed for what to `keep` (one of `KEEP`), each once, in the
+    order of removal.
 
     Raises:
-        UserError: when what the plan needs is to be kept, and there is no plan.
+        UserError: what the plan needs is to be kept, and there is no plan.
     """
     if keep == "nothing":
         found = _everything(folder)
     else:
         found = _litter(folder)
-        found += _beside_the_plan(folder) if keep == "parts" else []
-        found += _made_of(folder) if keep == "results" else []
+        is_needed = _needed_by_plan(folder) if keep == "parts" else lambda *_: False
+        for place in STORED if keep != "all" else ():
+            paths = sorted(_below(folder.root / place), key=lambda path: path.suffix != ".json")
+            found += [path for path in paths if not is_needed(place, path)]
     own = cache(ours.is_ours)
     return [path for path in dict.fromkeys(found) if _is_own(folder, path, own)]
 
 
+def _needed_by_plan(folder: Results) -> Callable[[str, Path], bool]:
+    """Return a function of a place in `STORED` and a file in it: whether plan.json, or the plan in
+    the store, names the file."""
+    plans = [plan for path in (folder.plan, folder.kept_plan) if (plan := Plan.find(path))]
+    if not plans:
+        raise UserError(
+            f"{folder.plan}: there is no plan, so what is needed is unknown; make one first "
+            f"({command_line.again(folder.root)}), or give --keep nothing to start over."
+        )
+    recipes = {plan.recipe for plan in plans}
+    shards = {entry.shard for plan in plans for entry in plan.shards}
+
+    def is_needed(place: str, path: Path) -> bool:
+        if place in (IDENTITIES, DELIVERED):
+            return place == DELIVERED
+        is_of_plan = path.name.lstrip(".")[:32] in shards
+        return is_of_plan and (place == SHARDS or path.parent.name in recipes)
+
+    return is_needed
+
+
 def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> bool:
-    """Tell whether featuremill wrote the file, and it is unchanged: by the record, or by its name
-    and place where only content gives such names."""
+    """Return whether featuremill wrote the file and it is unchanged: by the record, or by a name
+    that content gives."""
     if not path.is_relative_to(folder.root):  # the owner's file
         return True
     if _is_beside(path) or is_in_temporary(path):
@@ -257,9 +287,8 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
     return is_ours(folder.root / first) or (inside != Path(first) and is_ours(path))
 
 
-def _is_of_step(path: Path, lock: str) -> bool:
-    is_lock = lock == str(path) and not path.is_symlink() and not path.stat().st_size
-    return is_lock or _is_beside(path) or ours.is_ours(path)
+def _is_lock(path: Path, lock: str) -> bool:
+    return lock == str(path) and not path.is_symlink() and not path.stat().st_size
 
 
 def _is_beside(path: Path) -> bool:
@@ -277,25 +306,23 @@ def _said_of(staying: Sequence[Path]) -> str:
 
 
 def usage_of(paths: Iterable[Path]) -> Usage:
-    """Return how many files there are and what they take; one with several names counts once."""
+    """Return the number of files and their bytes; a file with several names counts once."""
     seen: set[tuple[int, int]] = set()
     sizes = [size for path in paths if (size := _new_bytes(path, seen)) is not None]
     return Usage(len(sizes), sum(sizes))
 
 
 def places_of(folder: Results, keep: str) -> list[Path]:
-    """Return the folders that go, with those in them, once they are empty."""
-    store = folder.store
+    """Return the folders that are removed, with those in them, once they are empty."""
     if keep == "nothing":
-        return [store.resolve(), folder.root]
-    laid_out = (store / delivered.FOLDER, store / delivered.IDENTITIES)
-    own = [*_computed(folder), store / "shards", *laid_out]
-    found = [*own, folder.partial.root, *_temporary_folders(folder)]
-    return [place for place in found if not place.is_symlink()]
+        return [folder.store.resolve(), folder.root]
+    places = [folder.root / place for place in STORED]
+    places += [folder.partial.root, *_temporary_folders(folder)]
+    return [place for place in places if not place.is_symlink()]
 
 
 def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
-    """Remove the files, and what is empty then of `places`; return what that freed."""
+    """Remove the files, and the folders of `places` that are empty then; return what that freed."""
     seen: set[tuple[int, int]] = set()
     named: dict[Path, dict[tuple[int, int], Path]] = {}
     num_files = num_bytes = 0
@@ -319,8 +346,8 @@ def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
 def _in_results(
     path: Path, named: dict[Path, dict[tuple[int, int], Path]]
 ) -> tuple[Path, Path | None]:
-    """Return the run's folder, and the name that a delivered file has in the results, too; `named`
-    is for all of them."""
+    """Return the folder of the run, and the second name of a delivered file in the results; `named`
+    is a cache."""
     if not _is_in_results(path):
         return path.parent, None
     root = path.parents[3]
@@ -332,8 +359,8 @@ def _in_results(
 
 
 def _is_in_results(path: Path) -> bool:
-    """Tell whether the file is a delivered one with a second name, so that removing it frees
-    nothing."""
+    """Return whether the file is a delivered one with a second name in the results. Then removing
+    it frees nothing."""
     is_delivered = path.parent.parent.name == delivered.FOLDER
     return is_delivered and path.exists() and path.lstat().st_nlink > 1
 
@@ -343,7 +370,7 @@ def _inode(about: os.stat_result) -> tuple[int, int]:
 
 
 def _new_bytes(path: Path, seen: set[tuple[int, int]]) -> int | None:
-    """Return what the file adds to those `seen`; None when it has vanished."""
+    """Return the bytes of a file that is not among those `seen`; None if it is gone."""
     try:
         about = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -354,25 +381,21 @@ def _new_bytes(path: Path, seen: set[tuple[int, int]]) -> int | None:
     return about.st_blocks * BLOCK_BYTES
 
 
-def _by_place(folder: Results, paths: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the files by where they are, in words: "store/parts"."""
-    found: dict[str, list[Path]] = {}
-    for path in paths:
-        place = str(path)
-        if path.is_relative_to(folder.root):
-            names = path.relative_to(folder.root).parts
-            is_stored = names[0] == folder.store.name and len(names) > 2
-            place = "/".join(names[: 2 if is_stored else 1])
-        found.setdefault(place, []).append(path)
-    return found
+def _place_of(folder: Results, path: Path) -> str:
+    """Return the part of the run that a file belongs to, such as "store/parts"."""
+    if not path.is_relative_to(folder.root):
+        return str(path)
+    names = path.relative_to(folder.root).parts
+    is_stored = names[0] == folder.store.name and len(names) > 2
+    return "/".join(names[: 2 if is_stored else 1])
 
 
 def _litter(folder: Results) -> list[Path]:
-    """Return what no run ever reads again."""
+    """Return the files that no run reads again."""
     root, store = folder.root, folder.store
     paths = _below(store / "journals", store / "parts")
     found = [path for path in paths if _is_done(folder, path) or _is_orphaned(folder, path)]
-    places = (*_computed(folder), store / "shards")
+    places = (root / place for place in (*OF_RECIPES, SHARDS))
     paths = [*_files_in(root), *_files_in(store), *_below(*places)]
     found += [path for path in paths if path.suffix == ".bad"]
     together = [[path] for path in paths if is_temporary(path)]
@@ -384,7 +407,7 @@ def _litter(folder: Results) -> list[Path]:
 
 
 def _temporary_folders(folder: Results) -> list[Path]:
-    """Return the folders that are being written, or were left behind."""
+    """Return the temporary folders of jobs that run or were killed."""
     store = folder.store
     places = (folder.root, store, store / delivered.FOLDER, store / delivered.IDENTITIES)
     found = (path for place in places for path in place.glob(".*"))
@@ -392,14 +415,14 @@ def _temporary_folders(folder: Results) -> list[Path]:
 
 
 def _is_done(folder: Results, path: Path) -> bool:
-    """Tell whether a journal's file belongs to a part that is finished."""
+    """Return whether the file is one of a journal whose part is finished."""
     names = path.parent.name, path.name.partition(".")[0]
     is_finished = folder.part(*names).exists() and folder.kept_receipt(*names).exists()
     return is_finished and path.is_relative_to(folder.store / "journals")
 
 
 def _is_orphaned(folder: Results, path: Path) -> bool:
-    """Tell whether a file of samples has neither a part nor a journal from which one goes on."""
+    """Return whether the file is telemetry without a part and without a journal to resume."""
     names = path.parent.name, path.name.partition(".")[0]
     journal = folder.journal(*names)
     goes_on = folder.part(*names), journal, journal.with_suffix(".log")
@@ -411,41 +434,6 @@ def _is_old(path: Path) -> bool:
         return time.time() - path.lstat().st_mtime > OLD_SECONDS
     except FileNotFoundError:
         return True
-
-
-def _beside_the_plan(folder: Results) -> list[Path]:
-    """Return what neither plan.json nor the store's plan names."""
-    plans = [plan for path in (folder.plan, folder.kept_plan) if (plan := Plan.find(path))]
-    if not plans:
-        raise UserError(
-            f"{folder.plan}: there is no plan, so what is needed is unknown; make one first "
-            f"({command_line.again(folder.root)}), or give --keep nothing to start over."
-        )
-    recipes = {plan.recipe for plan in plans}
-    shards = {entry.shard for plan in plans for entry in plan.shards}
-    computed = [
-        path
-        for path in _below(*_computed(folder))
-        if path.parent.name not in recipes or path.name.lstrip(".")[:32] not in shards
-    ]
-    cut = _below(folder.store / "shards")
-    computed += _below(folder.store / delivered.IDENTITIES)
-    return computed + [
-        path for path in cut if path.name.lstrip(".").partition(".")[0] not in shards
-    ]
-
-
-def _computed(folder: Results) -> tuple[Path, Path, Path]:
-    """Return the folders with a folder a recipe, in the order of removal."""
-    return folder.root / "receipts", folder.store / "parts", folder.store / "journals"
-
-
-def _made_of(folder: Results) -> list[Path]:
-    """Return everything but the results, the plan and its records.parquet."""
-    receipts, parts, journals = _computed(folder)
-    kept = [path for path in _below(parts) if path.suffix == ".json"]
-    laid_out = (folder.store / delivered.IDENTITIES, folder.store / delivered.FOLDER)
-    return [*_below(receipts), *kept, *_below(parts, journals, folder.store / "shards", *laid_out)]
 
 
 def _everything(folder: Results) -> list[Path]:

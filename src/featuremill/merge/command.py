@@ -27,7 +27,7 @@ from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import asked, read_run
+from featuremill.config import products, read_run
 from featuremill.merge import accounts, delivery, samples
 from featuremill.merge.by_shard import collected
 from featuremill.merge.gather import Gatherer
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
             result = merge(folder, outputs, max_failed or 0, threads, extra_fields, order)
             if run:
                 now = {"outputs": tuple(outputs), "max_failed": max_failed, "order": order}
-                asked.merged(run.model_copy(update=now), folder.root).note(is_new=True)
+                products.merged(run.model_copy(update=now), folder.root).note(is_new=True)
         line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 

@@ -53,7 +53,7 @@ class Rows(Protocol):
     """A folder for temporary files."""
     num_threads: int
     beyond_bytes: int
-    """What the values take beyond what their types say."""
+    """The bytes of the values beyond those that their types imply."""
 
     @property
     def num_rows(self) -> int:

@@ -83,7 +83,7 @@ IDENTITY = pa.schema(
         **dict.fromkeys(KEYS, pa.string()),
     }
 )
-"""What stands before the values in every block."""
+"""The columns before the values in every block."""
 BLOCK_BYTES = 64 * 2**20
 """Values of one block."""
 LARGE_BYTES = 16 * 2**30
@@ -119,7 +119,7 @@ class Measured(NamedTuple):
     """How many bytes the values of each row of the parts take."""
 
     starts: npt.NDArray[np.int64]
-    """Where the rows of each of the plan's shards begin in `sizes`."""
+    """The first row of each shard in `sizes`."""
     sizes: npt.NDArray[np.int64] | None
     """The bytes of all rows, shard by shard; None without rows."""
 
@@ -162,11 +162,11 @@ class Gatherer:
                     "workload's VERSION, and run the same command again."
                 )
         self.beyond_bytes = 0
-        """What the values take beyond what their types say."""
+        """The bytes of the values beyond those that their types imply."""
         self._times = 2 if sum(part.wanted_bytes for part in there) > LARGE_BYTES else 1
         self._records_path = records_path
         self.samples = samples_of(records_path)
-        """What is known of each sample, by column; nothing without a sheet."""
+        """The columns of the sheet of samples; empty without samples."""
         self.id_columns = id_columns_of(records_path)
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(there) else None

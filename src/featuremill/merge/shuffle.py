@@ -39,7 +39,8 @@ class Shuffle:
         self.num_rows = 0
         self._edges = edges
         self._pieces: list[npt.NDArray[np.int64]] = []
-        """For each chunk, where in the file each bucket's piece begins, and where the last ends."""
+        """For each chunk, the offset of each bucket's piece in the file, and the end of the
+        last."""
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._lock = threading.Lock()

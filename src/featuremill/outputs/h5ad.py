@@ -23,7 +23,7 @@ FORMAT = Format(
     "embeddings.h5ad", "anndata, scanpy", 400, "pooled", also_called=("anndata", "scanpy")
 )
 BYTES_A_TEXT = 64
-"""What HDF5 keeps of a text beside its letters, at most: a reference and a place in a heap."""
+"""The bytes of a text in HDF5 beside its letters, at most: a reference and a heap entry."""
 VERSIONS = {
     "anndata": "0.1.0",
     "array": "0.2.0",
@@ -32,7 +32,7 @@ VERSIONS = {
     "string": "0.2.0",
     "string-array": "0.2.0",
 }
-"""Each element says what it is, and of which version of the specification."""
+"""The encoding type and version of each element."""
 
 
 class Writer:

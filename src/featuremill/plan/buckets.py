@@ -20,7 +20,7 @@ from featuremill.store.results import Results
 
 NOWHERE = -1
 LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
-"""Where a record is: the number of its shard, and its row there; both NOWHERE without one."""
+"""A record's shard number and its row there; both NOWHERE without one."""
 OLD_KEY = np.dtype([("sha256", "S32"), ("shard", "<i4"), ("row", "<i4"), ("bytes", "<i8")])
 OLD_KEYS_A_BLOCK = 500_000
 """Keys of old shards that are held in memory until they go to their buckets."""
@@ -46,7 +46,7 @@ class Bucket:
         table = pa.concat_tables([BUCKET.empty_table(), *tables])
         buffers = [each.buffers() for each in table["payload"].chunks]
         self._views = [(memoryview(o).cast("q"), memoryview(letters)) for _, o, letters in buffers]
-        """Where the payloads of each batch begin and end, and their letters."""
+        """The offsets of the payloads of each batch, and their bytes."""
         self._edges = np.cumsum([0, *map(len, table["payload"].chunks)])
         hashes = digests(table["sha256"])
         order = np.argsort(hashes, kind="stable")
@@ -59,7 +59,7 @@ class Bucket:
         self.ordinals: Integers = table["ordinal"].to_numpy()[order]
         """Every row's ordinal, grouped by distinct record."""
         self.owner: Integers = np.cumsum(is_first) - 1
-        """For each of `ordinals`, the index of its distinct record."""
+        """The index of the distinct record of each of `ordinals`."""
 
     def take(self, positions: Integers) -> pa.Table:
         """Return the distinct records at these positions, as a shard holds them.

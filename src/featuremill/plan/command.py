@@ -22,7 +22,7 @@ from featuremill.base.id_columns import WHOLE
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Run, asked, read, read_run
+from featuremill.config import Run, products, read, read_run
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import nucleotides
@@ -80,14 +80,14 @@ def run(arguments: argparse.Namespace) -> None:
     with run_log.line(folder.root, "plan") as line:
         threads = arguments.threads
         planned = plan(folder, config, weights, arguments.weights, arguments.replan, threads)
-        asked.planned(config, folder.root).note(is_new=True)
+        products.planned(config, folder.root).note(is_new=True)
         line.text = "; ".join(filter(None, (*sizes_of(folder, planned.plan), planned.why_cut)))
 
 
 class Planned(NamedTuple):
     plan: Plan
     why_cut: str
-    """What there is to say of the size of new shards; empty where the config says it."""
+    """A sentence about the size of new shards; "" if the config sets it."""
 
 
 def plan(
@@ -149,7 +149,7 @@ class Assigned(NamedTuple):
     stores: Sequence[Path]
     """Stores of several runs, the first of which is written."""
     offer: Offer
-    """What they have of the records."""
+    """The records that the stores have."""
     has_new: bool
     """Whether shards were cut that the last plan has not."""
     why: str
@@ -262,7 +262,7 @@ class Planning(NamedTuple):
             recipe=recipe_of(sizing.settings),
             settings=sizing.settings,
             execution=self.options.model_dump(mode="json", include=not_in_recipe),
-            asked=asked.options_asked(run),
+            asked=products.options_of_values(run),
             device=run.device,
             gpus=run.gpus,
             slots=sizing.slots if cut.has_new or last is None else last.slots,

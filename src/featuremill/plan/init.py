@@ -267,7 +267,7 @@ def config_text(
 ) -> str:
     """Return the YAML of a config, its keys explained by the models that will check it.
 
-    If `is_full`, it has every key. Options that nobody has `given`, and what is empty, are then
+    If `is_full`, it has every key. Options that are not `explicit`, and what is empty, are then
     comments; those that are `unfilled` are keys without a value.
     """
     unit = optional(find_workload(checked.workload), "LENGTH_UNIT")

@@ -44,7 +44,7 @@ Lot = TypeVar("Lot", Chunk, Pieces, Chunk | Pieces)
 ROWS_AT_ONCE = 3_000_000
 """Rows that are sorted at once, by however many processes; some 200 bytes of memory each."""
 BYTES_A_PROCESS = 2**24
-"""What one spools in the second that it takes to start."""
+"""The bytes that a process spools in the second that it takes to start."""
 
 
 class Spooled:
@@ -54,7 +54,7 @@ class Spooled:
         self, inputs: tuple[str, ...], folders: list[Path], tally: Tally, length_unit: str
     ) -> None:
         self.folders = folders
-        """One for each process that spooled; chunks were dealt to them in turn."""
+        """The folders of the processes that spooled; chunks were dealt to them in turn."""
         self.tally = tally
         self.rows = Rows(folders)
         self._inputs = inputs
@@ -171,7 +171,7 @@ class _Once:
         self._shared = set(shared)
         self._file = kept
         self._kept: dict[str, tuple[int, int]] = {}
-        """Where those of a file begin there, and how many they are."""
+        """The offset of a file's records there, and their number."""
 
     def records_of(self, file: str) -> Iterator[Record]:
         if file in self._kept:

@@ -66,9 +66,9 @@ class Choice(NamedTuple):
     cost: int
     """The cost of a shard; `cuts` makes `num_shards` of them."""
     why: str
-    """Not more and not fewer, in words."""
+    """The reason for this number, in words."""
     speed: Speed | None
-    """By which it was chosen."""
+    """The speed on which the choice rests."""
     seconds: float
     """The seconds of computing a shard; 0 without a speed."""
 

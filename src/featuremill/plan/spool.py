@@ -81,7 +81,7 @@ class Chunk(NamedTuple):
     owners: tuple[int, ...]
     """The number of each record's owner in the sheet of samples; 0 without a sheet."""
     sizes: tuple[int, ...]
-    """What each one takes of `CHUNK_BYTES`."""
+    """The bytes of each record, of `CHUNK_BYTES` in all."""
 
     @property
     def end(self) -> int:

@@ -52,14 +52,14 @@ TRIES = 5
 log = logging.getLogger("featuremill.plan")
 
 Levels = list[tuple[Level, Numbers]]
-"""Each with the numbers of its parts among all; -1 for one that is not to be used."""
+"""The levels with the numbers of their parts among all parts; -1 for an unused part."""
 
 
 class Offer(NamedTuple):
     """The parts of stores, and which payloads they give."""
 
     paths: Mapping[str, Path]
-    """Where each part is, by its name."""
+    """The path of each part, by name."""
     parts: Sequence[OldShard]
     hits: Path | None
     """The folder with the `HIT`s of each bucket; None where there is no store."""
@@ -107,7 +107,7 @@ class Parts(NamedTuple):
     paths: dict[str, Path]
     """The path of each, or the one that it gets when it is fetched."""
     remote: dict[str, RemoteShelf]
-    """Where those are that are only in a remote store."""
+    """The address of each part that only a remote store has."""
     sizes: dict[str, int]
     """How many rows each has, by the index."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
-from featuremill.config import Labels, asked, read_run
+from featuremill.config import Labels, products, read_run
 from featuremill.store.results import Results, enter
 
 log = logging.getLogger("featuremill.report")
@@ -81,5 +81,5 @@ def run(arguments: argparse.Namespace) -> None:
     if config and not (is_named or arguments.partial):
         labels = Labels(file=str(file or ""), column=column)
         now = config.model_copy(update={"labels": labels})
-        asked.reported(now, folder.root).note(is_new=True)
+        products.reported(now, folder.root).note(is_new=True)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

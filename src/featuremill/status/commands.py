@@ -36,7 +36,7 @@ class Fix(NamedTuple):
     """What no command can do."""
     seen_by: SeenBy = "start"
     """What notices, when the run's command is given again, that this has to run: Snakemake itself,
-    `flow.preflight`, or nothing, as only hashing finds it: then the command has to name it."""
+    `flow.reruns`, or nothing, as only hashing finds it: then the command has to name it."""
 
 
 class Problem(NamedTuple):

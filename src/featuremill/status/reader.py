@@ -18,8 +18,8 @@ from featuremill.base.change import Change, in_words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
-from featuremill.config import Run, asked, find_run
-from featuremill.config.asked import changes_since
+from featuremill.config import Run, find_run, products
+from featuremill.config.products import changes_since
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of, time_left
@@ -168,7 +168,7 @@ class RunReader:
             config, who = find_run(self._results), f"the last start ({owner.command})"
         changes = changes_since(plan, config, self._working_folder) if config else []
         if config and not is_last:
-            changes += asked.planned(config, self._results.root).differences().changes
+            changes += products.planned(config, self._results.root).differences().changes
         if not config or not changes:
             return self._changes_after_plan(state, config) if config and not is_last else []
         fix = Fix("plan", seen_by="snakemake")
@@ -186,7 +186,7 @@ class RunReader:
         """Return the problem that the config asks for other results, or another map on the report,
         than there are."""
         what, fix = str(self._run_folder), Fix("merge", seen_by="snakemake")
-        merged = asked.merged(config, self._results.root)
+        merged = products.merged(config, self._results.root)
         found = merged.differences().changes if state.delivery.is_merged else []
         if not found:
             what, fix = f"{self._run_folder}/report.html", Fix()
@@ -196,7 +196,7 @@ class RunReader:
 
     def _changes_of_report(self, config: Run) -> Sequence[Change]:
         """Return what colours the map otherwise than on the page."""
-        report = asked.reported(config, self._results.root)
+        report = products.reported(config, self._results.root)
         changes, others = report.differences(self._working_folder)
         return changes or [Change("labels.file", "a table", "another one")] * bool(others)
 

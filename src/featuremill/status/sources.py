@@ -1,5 +1,5 @@
-"""Whether what a run is made of is still what was planned: inputs, weights, records.parquet,
-parts; and what the commands' own logs have of weights, a plan or a report that failed."""
+"""Problems of the files that a run is made of (inputs, weights, records.parquet, parts), and errors
+in the logs of weights, plan and report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_sources(
     are_records_readable: bool,
     verifies: bool,
 ) -> Iterator[Problem]:
-    """Yield what is wrong with what the run is made of; all of it is hashed if it `verifies`."""
+    """Yield the problems of the files that the run is made of; all are hashed if it `verifies`."""
     yield from _check_parts(results, plan, shards, verifies)
     yield from _check_taken(results, plan, is_merged, verifies)
     yield from _check_records(results, plan, are_records_readable, verifies)
@@ -58,7 +58,7 @@ def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Pr
 
 
 def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
-    """Yield which inputs, and files of options, that are there are not what was planned."""
+    """Yield a sentence for each input, and file of an option, that has changed since the plan."""
     problems = (*_check_inputs(results, plan, True, False), *_check_options(results, plan, True))
     return (
         problem.what for problem in problems if problem.code in ("input_changed", "option_changed")
@@ -74,7 +74,7 @@ def _check_inputs(
         if not path.exists():
             yield _gone("input", shown, is_merged)
             continue
-        # An older file may have taken its place: Snakemake goes by times of writing.
+        # A file with an older time may have replaced it, which Snakemake does not see.
         is_touched = came_at(path) > results.plan.stat().st_mtime
         if not has_size(path, entry.bytes):
             fix = Fix("plan", seen_by="snakemake" if is_late else "start")
@@ -92,19 +92,19 @@ def _check_inputs(
 
 
 def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
-    """Return that an input or an option's file is gone, which whole results do not need."""
+    """Return the problem of a missing input or file of an option; finished results need none."""
     what = f"{shown} is gone, so it is not known whether it changed."
     fix = Fix(by_hand="Put it back before anything is planned again.")
     return Problem(f"{kind}_missing", what, fix, not is_merged)
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Return whether `path` was written to after `than`; not when it is not there."""
+    """Return whether `path` exists and was written after `than`."""
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
 def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the weights; that prevents nothing when no work is left."""
+    """Yield the problem of the weights. Without work left it is no obstacle."""
     if not plan.weights:
         return
     path = results.placed(plan.weights)
@@ -128,7 +128,7 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
 def _check_records(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield what is wrong with records.parquet; `is_readable` is False if reading it failed."""
+    """Yield the problem of records.parquet; `is_readable` is False if reading it failed."""
     path, fix = results.records, Fix("plan")
     if not path.exists():
         what = "it is gone; it lists which record is where"
@@ -144,7 +144,7 @@ def _check_records(
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return whether the file begins and ends as a Parquet file that is whole."""
+    """Return whether the file has the first and last bytes of a complete Parquet file."""
     size = path.stat().st_size
     if size < 12:
         return False
@@ -158,7 +158,7 @@ def _is_parquet(path: Path) -> bool:
 def _check_parts(
     results: Results, plan: Plan, shards: list[Shard], verifies: bool
 ) -> Iterator[Problem]:
-    """Yield which parts, receipts and shards are lost or damaged."""
+    """Yield the problems of missing or damaged parts, receipts and shards."""
 
     def problem(code: str, shard_names: list[str], what: str, fix: Fix) -> Iterator[Problem]:
         if shard_names:
@@ -184,7 +184,7 @@ def _check_parts(
 def _check_taken(
     results: Results, plan: Plan, is_merged: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield which parts of stores are gone or damaged, which whole results do not need."""
+    """Yield the problems of missing or damaged parts of stores; finished results need none."""
     gone, bad = list[str](), list[str]()
     for part in plan.taken:
         if (identity := shared.identity_of(Path(part.path))) is None:
@@ -219,7 +219,7 @@ def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
 
 
 def problems_before_plan(results: Results, weights: str) -> list[Problem]:
-    """Return what failed on the way to a plan: the `weights`, which come first, or the plan."""
+    """Return the error of the last job before the plan: that of the `weights`, or of plan."""
     made = run_lock.working_folder(results.root) / weights
     log = made.with_suffix(".log")
     of_weights = ended_with("weights_failed", "making the weights", log) if weights else []
@@ -229,7 +229,7 @@ def problems_before_plan(results: Results, weights: str) -> list[Problem]:
 
 
 def ended_with(code: str, what: str, log: Path, is_in_the_way: bool = True) -> list[Problem]:
-    """Return the error with which the job ended that wrote `log` last, if with any."""
+    """Return the error of the job that wrote the `log`, if it failed."""
     if not (error := last_error(log)):
         return []
     fix = Fix(by_hand=f"Fix that, and run the same command again. The log: {shown(log)}")
@@ -237,5 +237,5 @@ def ended_with(code: str, what: str, log: Path, is_in_the_way: bool = True) -> l
 
 
 def shown(path: Path) -> Path:
-    """Return `path` as it is seen from here, if it is below."""
+    """Return `path` relative to the working directory, if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

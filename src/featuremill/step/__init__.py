@@ -125,12 +125,12 @@ class Project(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What is another one than what finished files were made of."""
+    """What has changed since files were written."""
 
     changes: Sequence[Change] = ()
     """Keys of the config."""
     others: Sequence[str] = ()
-    """Input files, but for those that are gone; or the files themselves, once they were changed."""
+    """Input files with another content, and the files themselves if they were edited or damaged."""
 
     @property
     def told(self) -> str:
@@ -139,36 +139,34 @@ class Differences(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Files that a step makes together, for one thing in the config."""
+    """A result of a step: files that its jobs write together."""
 
     label: str
     """Its name in status, such as autoencoders.residues."""
     files: Sequence[str]
-    """What Snakemake is asked for. The last one is written last; status shows it."""
+    """The targets of Snakemake. The last one is written last; status shows it."""
     made_of: Sequence[str]
-    """Input files. If the content of one of them is another one, or they are in another order, the
-    files are outdated."""
+    """Input files. If their content or their order changes, the files are out of date."""
     logs: Sequence[str]
-    """Logs of the jobs that make it, in order."""
+    """Logs of the jobs that write it, in order."""
     removable: Sequence[str]
     """Files and folders that `clean --keep nothing` removes, with the logs and anything that a
     killed job left in a folder."""
     progress: Callable[[], str] = str
-    """Returns the progress in a few words while it is made; "" if unknown."""
+    """Returns the progress in a few words while jobs write it; "" if unknown."""
     asked: Mapping[str, Any] = MappingProxyType({})
-    """What the config asks for, by key."""
+    """Keys of the config that it depends on, with their values."""
     card: Callable[[], State] = State
-    """Returns what the finished files list themselves of that and of their input files, by
-    `stated`: it counts as long as the file `state` is not there. Of input files that they do not
-    list, the time decides."""
+    """Returns the record that the finished files contain themselves, by `stated`. It is used until
+    the file `state` exists. For input files that it does not list, the time decides."""
     figures: Callable[[], Mapping[str, int]] = dict
     """Returns counts of the finished files, such as fragments."""
     on_report_of: str = ""
     """The folder of the run whose report draws the files, if one does."""
     lock: str = ""
-    """A file that is locked while the files are made, so that `clean` does not remove them."""
+    """A file that is locked while jobs write the files, so that `clean` does not remove them."""
     state: str = ""
-    """The file with what they were made of (`store.state`); the project sets it."""
+    """The record of their inputs (`store.state`); the project sets it."""
 
     @property
     def shown(self) -> str:
@@ -177,8 +175,8 @@ class Made(NamedTuple):
         return [self.files[-1], *pages][-1 if self.files[-1].endswith(".json") else 0]
 
     def stands(self) -> Literal["no", "yes", "older"]:
-        """Return whether all files exist; "older" if an input has changed since, or if the config
-        asks for something else."""
+        """Return whether all files exist; "older" if an input or a key of the config has changed
+        since they were written, or one of them was edited."""
         return "no" if self.missing() else "older" if any(self.differences()) else "yes"
 
     def missing(self) -> list[str]:
@@ -186,30 +184,30 @@ class Made(NamedTuple):
         return [path for path in self.files if not Path(path).exists()]
 
     def noted(self) -> State | None:
-        """Return the file `state`; None unless it is about the files as they are."""
+        """Return the record `state` if the files have not changed since it was written."""
         found = self._last_noted()
         return found if found and found.is_of(self.files, Path(self.state).parent) else None
 
     def _last_noted(self) -> State | None:
-        """Return the file `state`, be it about the files as they are or not; None without one."""
+        """Return the record `state`, even if the files have changed since it was written."""
         path = Path(self.state)
         return State.find(path) if self.state and path.is_file() else None
 
     def note(self, is_new: bool) -> None:
-        """Write the file `state`: of files that are `new`, what the config asks for; of others,
-        which stand, what they list themselves."""
-        made_by = self.asked if is_new else self.card().asked
-        asked = {key: value for key, value in made_by.items() if key in self.asked}
-        state.note(Path(self.state), self.files, self.made_of, asked, is_checked=not is_new)
+        """Write the record `state`: with the values of the config for new files, and with those
+        that the files contain themselves for older ones."""
+        values = self.asked if is_new else self.card().asked
+        known = {key: value for key, value in values.items() if key in self.asked}
+        state.note(Path(self.state), self.files, self.made_of, known, is_checked=not is_new)
 
     def differences(self, at: Path = Path()) -> Differences:
-        """Return what of the config and of the input files, whose paths are seen from `at`, is
-        another one than what the files were made of. Without all files there is none."""
+        """Return which keys of the config and which input files, relative to `at`, have changed
+        since the files were written. If a file is missing, nothing is returned."""
         if self.missing():
             return Differences()
         known = self.noted()
         changed = [] if known else state.damaged(self.files)
-        if changed:  # of what, stands in the file as before
+        if changed:  # the record still has their inputs
             known = self._last_noted()
         if known is None:
             card = self.card()

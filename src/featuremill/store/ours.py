@@ -1,10 +1,10 @@
-"""What featuremill wrote, and so may remove or replace; all else is a person's and is kept.
+"""Which files featuremill wrote, and so may remove or replace. All other files are kept.
 
 Each folder with results has a record (`formats.RECORD`) with a line for each file: its name, its
-sha256, and how it looked when it got its name (size, both times, inode). A file that still looks so
-was not written to since: no program can set a ctime back. Of one that looks different, as after a
-copy, the digest decides. A file that stands where a result goes and is not ours is moved aside. A
-line that is lost costs no more than that.
+sha256, and its size, times and inode when it was written. A file that still has these was not
+changed: no program can set a ctime back. Otherwise, as after a copy, the digest decides. Another
+file in the place of a result is moved aside. If a line is lost, a file of featuremill is moved
+aside, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 
 from featuremill.base.errors import UserError
 from featuremill.store import formats
-from featuremill.store.delivery import Delivery, written_of
 from featuremill.store.files import (
     SEAL,
     as_text,
@@ -39,12 +38,12 @@ from featuremill.store.files import (
 )
 
 ASIDE = re.compile(r".+\.yours-\d+(\..*)?")
-"""What a file is called that was moved aside."""
+"""The name of a file that was moved aside."""
 MOST_BYTES = 1 << 18
-"""A longer record is written anew, with the last line of each file."""
+"""The size of a record from which only the last line of each file is kept."""
 MOST_ABOVE = 6
-"""Folders above a file whose records may name it: that of a folder that is one result is beside
-it."""
+"""The number of folders above a file whose records may name it. The record of a result that is a
+folder is beside that folder."""
 Say = Callable[[str], object]
 Lines = dict[str, list[dict[str, Any]]]
 """The lines of a record, by file."""
@@ -52,31 +51,30 @@ log = logging.getLogger("featuremill.files")
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether featuremill wrote what is at `path`, all of it, and it is unchanged since."""
+    """Return whether featuremill wrote the file, or all files of the folder, at `path`, and none
+    was changed."""
     if path.is_symlink() or not path.exists():
         return False
     if path.is_dir():
         inside = contents(path)
-        read = functools.cache(_read)  # for all of them
-        return bool(inside) and (
-            all(_is_ours(file, read) for file in inside) or _is_early(path, inside)
-        )
+        read = functools.cache(_read)  # once for all files
+        return bool(inside) and all(_is_ours(file, read) for file in inside)
     if not path.is_file():
         return False
     if is_in_temporary(path):
         return True
-    return _is_ours(path) or _is_sealed(path) or _is_early(path, [path])
+    return _is_ours(path) or _is_sealed(path)
 
 
 def contents(folder: Path) -> list[Path]:
     """Return all files, links and empty folders below `folder`, but for the record itself."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        found += [Path(place, name) for name in (*names, *links) if name not in formats.BESIDE]
-        if not (folders or names) and Path(place) != folder:
-            found.append(Path(place))
-    return found
+    paths = []
+    for inside, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(inside, name).is_symlink()]
+        paths += [Path(inside, name) for name in (*names, *links) if name not in formats.BESIDE]
+        if not (folders or names) and Path(inside) != folder:
+            paths.append(Path(inside))
+    return paths
 
 
 def is_beside(name: str) -> bool:
@@ -85,9 +83,9 @@ def is_beside(name: str) -> bool:
 
 
 def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> None:
-    """Make sure that nothing is lost when `path` is replaced: move aside what is not ours.
+    """Move what is at `path` aside unless featuremill wrote it, so that it can be replaced.
 
-    A file that the user named (`is_named`) and that featuremill never wrote is to be replaced.
+    A file that the user named (`is_named`) and that featuremill never wrote stays, to be replaced.
 
     Raises:
         UserError: the user named a folder.
@@ -124,13 +122,13 @@ def keeping_old(path: Path, say: Say = log.warning) -> Iterator[Path]:
 
 
 def vacate(path: Path, say: Say = log.warning) -> None:
-    """Remove what is at `path` if it is ours, and move it aside if not."""
+    """Remove what is at `path` if featuremill wrote it; otherwise move it aside."""
     give_way(path, say)
     remove(path)
 
 
 def discard(path: Path, say: Say = log.warning) -> None:
-    """Remove what is ours of what is at `path`; the rest stays, with a warning."""
+    """Remove the files at `path` that featuremill wrote; the others stay, with a warning."""
     if is_ours(path):
         remove(path)
     elif path.is_dir() and not path.is_symlink():
@@ -157,17 +155,17 @@ def delivering(
     is_synced: bool = True,
     digest: Callable[[Path], str] = sha256_of,
 ) -> Iterator[Path]:
-    """Yield a temporary path. If the block ends well, it becomes the file `path`, which is
-    recorded; what was there and is not ours is moved aside.
+    """Yield a temporary path. If the block succeeds, it becomes the file `path`, which is recorded;
+    another file there is moved aside.
 
-    `digest` is asked for the sha256 of the temporary file, `is_named` is as in `give_way`.
+    `digest` returns the sha256 of the temporary file. `is_named` is as in `give_way`.
     """
     if is_named and path.is_dir():  # hours earlier
         give_way(path, is_named=True)
     with replacing(path, is_synced) as temporary:
         yield temporary
         sha256 = digest(temporary)
-        if is_synced:  # here, as it may take minutes, in which somebody could save a file
+        if is_synced:  # before `give_way`: it may take minutes, in which a file may be saved
             sync(temporary)
         give_way(path, is_named=is_named)
         # A kill may follow the new name at once.
@@ -179,14 +177,14 @@ def delivering(
 def delivering_folder(
     path: Path, digests: Callable[[Path], Mapping[str, str]] | None = None
 ) -> Iterator[Path]:
-    """As `delivering`, of a folder; `digests` returns the sha256 of each file in it, by its path
-    inside."""
+    """The same as `delivering` for a folder. `digests` returns the sha256 of each file in it, by
+    its path inside."""
     with replacing_folder(path, is_synced=False) as temporary:
         yield temporary
-        found = (digests or digests_at)(temporary)
+        sha256_by_name = (digests or digests_at)(temporary)
         sync_folder(temporary)  # as in `delivering`
         give_way(path)
-        _append(path.parent, _lines_of_folder(path.name, temporary, found))
+        _append(path.parent, _lines_of_folder(path.name, temporary, sha256_by_name))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -213,16 +211,16 @@ def digests_at(path: Path) -> dict[str, str]:
 
 
 def latest(path: Path) -> dict[str, Any] | None:
-    """Return what the records say last of the file at `path`."""
+    """Return the last line of the records about the file at `path`."""
     return lines[-1] if (lines := _lines(path)) else None
 
 
 @contextlib.contextmanager
 def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
-    """Record how the file at `path` looks after the block, which only changes its times.
+    """Record the looks of the file at `path` after the block, which only changes its times.
 
-    It is the end of a job. Where that recorded nothing, featuremill wrote what is there; `before`
-    is what was the `latest` when it began. Where it did, but not so, a person changed it since.
+    This is the end of a job; `before` is the `latest` line when that began. If the job recorded
+    nothing, featuremill wrote the file. If it recorded other looks, a person changed the file.
     """
     stamp = looks(path) if path.is_file() else None
     same = [line for line in _lines(path) if line["seen"] == stamp]
@@ -239,8 +237,8 @@ def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
-    """Record in `folder` how the file at `path` looks after the block, in which another name of it
-    goes."""
+    """Record in `folder` the looks of the file at `path` after the block, which removes another
+    name of the file."""
     seen = looks(path) if path else None
     same = [line for line in _lines(path) if line["seen"] == seen] if path else []
     yield
@@ -260,40 +258,27 @@ def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
 
 
 def _is_sealed(path: Path) -> bool:
-    """Return whether a JSON file has the digest of itself, as ours do."""
+    """Return whether a JSON file has a valid seal, the digest of its content."""
     value = read_json(path) if path.suffix == ".json" else None
     return value is not None and value.pop(SEAL, None) == seal_of(value)
 
 
-def _is_early(path: Path, inside: list[Path]) -> bool:
-    """Return whether manifest.json or exports.json lists this as written by merge or export: before
-    there was a record, only they did."""
-    folder = path.parent
-    results = Delivery.find(folder / "manifest.json")
-    written = written_of(read_json(folder / formats.EXPORTS) or {}) | (
-        results.outputs if results else {}
-    )
-    about = written.get(path.name)
-    return bool(about and set(inside) == set(formats.files_of(path)) and about.is_at(path))
-
-
 def _lines(path: Path, read: Callable[[Path], Lines] | None = None) -> list[dict[str, Any]]:
-    """Return what the records say of the file at `path`, the latest last."""
-    found: list[dict[str, Any]] = []
+    """Return the lines of the records about the file at `path`, the latest last."""
+    lines: list[dict[str, Any]] = []
     parts = path.absolute().parts
     for depth in range(len(parts) - 1, max(0, len(parts) - 1 - MOST_ABOVE), -1):
         record = Path(*parts[:depth], formats.RECORD)
-        found += (read or _read)(record).get("/".join(parts[depth:]), [])
-    return found
+        lines += (read or _read)(record).get("/".join(parts[depth:]), [])
+    return lines
 
 
 _known: dict[Path, tuple[list[int], Lines]] = {}
-"""Records that were read, and how they looked then: one may have a line for each file of a result
-that is a folder."""
+"""The lines of records, and their looks when they were read: a record may be long."""
 
 
 def _read(record: Path) -> Lines:
-    """Return the lines of a record by what they are about."""
+    """Return the lines of a record by file."""
     try:
         stamp = looks(record)
         if (known := _known.get(record)) and known[0] == stamp:
@@ -301,19 +286,20 @@ def _read(record: Path) -> Lines:
         text = record.read_text("utf-8", "replace")
     except OSError:  # there is none
         return {}
-    found: Lines = {}
+    lines: Lines = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError, TypeError, KeyError):  # half a line of a kill
             value = json.loads(line)
             if isinstance(value["sha256"], str) and isinstance(value["seen"], list):
-                found.setdefault(value["name"], []).append(value)
-    _known[record] = stamp, found
-    return found
+                lines.setdefault(value["name"], []).append(value)
+    _known[record] = stamp, lines
+    return lines
 
 
 def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """Add lines to the record of `folder`. It is a help, so a full disk is none of its problems."""
-    if is_temporary(folder.parent):  # it is recorded as a whole
+    """Append lines to the record of `folder`. If the disk is full they are lost, which loses no
+    file."""
+    if is_temporary(folder.parent):  # recorded as a whole later
         return
     record = folder / formats.RECORD
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -332,12 +318,13 @@ def _line(name: str, sha256: str, path: Path) -> dict[str, Any]:
 
 
 def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the lines of a folder that is called `name`, or is going to be."""
+    """Return the lines of the folder `at`, which has or gets the `name`."""
     return [_line(f"{name}/{inside}", sha256, at / inside) for inside, sha256 in digests.items()]
 
 
 def looks(path: Path) -> list[int]:
-    """Return how a file looks: each write changes the last but one, which no program can set."""
+    """Return size, modification time, ctime and inode of a file. Each write changes the ctime, and
+    no program can set it."""
     about = path.lstat()
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
 

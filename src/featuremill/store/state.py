@@ -1,6 +1,6 @@
-"""What finished files were made of: results/<run>/.state/<product>.json.
+"""The record of the inputs of finished files: results/<run>/.state/<product>.json.
 
-It is written when the files are: by plan, merge and report, and for steps once their jobs have
+plan, merge and report write it with their files; that of a step is written once its jobs have
 ended.
 """
 
@@ -25,30 +25,31 @@ from featuremill.store.formats import KNOWN
 
 FOLDER = ".state"
 LARGE = 100_000_000
-"""Bytes from which a digest is worth keeping; fewer are read in less than a second."""
+"""Bytes of a file whose digest is kept; a smaller one is read in less than a second."""
 YOUNG_SECONDS = 2
-"""Within which a file may be written to again and look the same, as clocks of disks tick."""
+"""Age in seconds up to which a file may be written again with the same times, by the resolution of
+file systems."""
 log = logging.getLogger("featuremill.files")
 
 
 def known_sha256_of(path: Path, folder: Path) -> str:
-    """Return the sha256 of the file at `path`; of a large one it is kept in `folder`, with how the
-    file looked. One that still looks so was not written to since: no program can set a ctime.
+    """Return the sha256 of the file at `path`. That of a large file is kept in `folder` with its
+    size, times and inode. While these are the same, the file is: no program can set a ctime.
 
     Raises:
         OSError: the file cannot be read.
     """
-    about = path.stat()
-    if about.st_size < LARGE:
+    status = path.stat()
+    if status.st_size < LARGE:
         return sha256_of(path)
-    looks = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, about.st_dev]
+    looks = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
     known, name = read_json(folder / KNOWN) or {}, str(path.absolute())
     match known.get(name):
         case [str(sha256), before] if before == looks:
             return sha256
-    log.info(f"{path}: reading it once ({human_bytes(about.st_size)}), as it came there later")
+    log.info(f"{path}: reading it once ({human_bytes(status.st_size)}), as it came there later")
     sha256 = sha256_of(path)
-    if time.time() - about.st_ctime < YOUNG_SECONDS:
+    if time.time() - status.st_ctime < YOUNG_SECONDS:
         return sha256
     with contextlib.suppress(OSError):  # the folder of another user
         write_json(folder / KNOWN, {**known, name: [sha256, looks]}, is_synced=False)
@@ -56,23 +57,23 @@ def known_sha256_of(path: Path, folder: Path) -> str:
 
 
 def came_at(path: Path) -> float:
-    """Return when the file at `path` was written, or came there by whatever way: a copy, an archive
-    and a renaming may give it an older time of writing."""
-    status, name = path.stat(), path.lstat()  # a link may be new, too
+    """Return when the file at `path` was written or got its name. A copy, an archive and a renaming
+    may keep an older time of modification."""
+    status, name = path.stat(), path.lstat()  # a link has times of its own
     return max(status.st_mtime, status.st_ctime, name.st_mtime, name.st_ctime)
 
 
 class Seen(Record):
-    """A file as it was read or written."""
+    """A file when it was read or written."""
 
     sha256: str
-    """Empty where no digest is known: then its time decides."""
+    """Empty if unknown: then its time decides."""
     looks: list[int] = Field(default_factory=list)
-    """Its size, both times and inode; of a folder nothing."""
+    """Size, times and inode; empty for a folder."""
 
     @classmethod
     def at(cls, path: Path, folder: Path) -> Seen:
-        """Return how the file at `path` is; digests of large ones are kept in `folder`."""
+        """Return the file at `path` as it is now. Digests of large files are kept in `folder`."""
         if path.is_dir():
             return cls(sha256=digest_at(path))
         return cls(sha256=known_sha256_of(path, folder), looks=ours.looks(path))
@@ -87,28 +88,29 @@ class Seen(Record):
 
 
 class State(JsonFile):
-    """The file."""
+    """The record of some files."""
 
     asked: dict[str, Any] = Field(default_factory=dict)
-    """What the config asked for, by key."""
+    """Keys of the config and their values."""
     made_of: dict[str, Seen] = Field(default_factory=dict)
-    """What was read, by path."""
+    """Input files by path."""
     files: dict[str, Seen] = Field(default_factory=dict)
-    """What was made, by path as it is seen from the project's, or the run's, folder."""
+    """Output files by path relative to the folder of the project or of the run."""
     finished: float = 0.0
-    """When the files were made, as seconds since 1970, where they list themselves what they were
-    made of: inputs that were there by then are the same."""
+    """Seconds since 1970 when the files were written, if they list their inputs themselves: inputs
+    that are older have not changed."""
 
     def is_of(self, files: Iterable[str], folder: Path) -> bool:
-        """Return whether this is about `files` as they are now."""
+        """Return whether this is the record of `files` with the content that they have now."""
         return all(
             (seen := self.files.get(inside)) and seen.is_at(Path(file), folder)
             for file, inside in ((file, os.path.relpath(file, folder.parent)) for file in files)
         )
 
     def others(self, made_of: Iterable[str], folder: Path, at: Path = Path()) -> list[str]:
-        """Return which of `made_of`, seen from `at`, are not what was read, or not in that order,
-        and what was read besides; what is gone is left out."""
+        """Return the inputs `made_of`, relative to `at`, that have another content or another place
+        in the order than when they were read, and inputs that are no longer listed. Missing files
+        are left out."""
         known = {str(Path(name)): seen for name, seen in self.made_of.items()}
         named = {str(Path(name)): at / name for name in made_of}
         then = [name for name in known if name in named]
@@ -122,20 +124,20 @@ class State(JsonFile):
         return [*changed, *(name for name in known if name not in named)]
 
     def _is_of(self, path: Path, seen: Seen | None, folder: Path) -> bool:
-        """Return whether the file at `path` is what was `seen`."""
+        """Return whether the file at `path` has the content that was `seen`."""
         if seen is None or not seen.sha256:
             return seen is not None and path.stat().st_mtime <= self.finished
         return came_at(path) <= self.finished or seen.is_at(path, folder)
 
 
 def path_of(folder: str | Path, product: str) -> str:
-    """Return the file about what is called `product` in the project's, or the run's, folder."""
+    """Return the path of the record of a `product` in the folder of the project or of the run."""
     return f"{folder}/{FOLDER}/{product}.json"
 
 
 def stated(asked: Mapping[str, Any], sha256: Mapping[str, str] = MappingProxyType({})) -> State:
-    """Return what finished files list themselves of what they were made of: options by key, and the
-    sha256 of the files that were read by path."""
+    """Return the record that finished files contain themselves: options by key, and the sha256 of
+    inputs by path."""
     return State(
         asked=dict(asked), made_of={name: Seen(sha256=digest) for name, digest in sha256.items()}
     )
@@ -148,10 +150,11 @@ def note(
     asked: Mapping[str, Any],
     is_checked: bool = False,
 ) -> None:
-    """Write that `files` were made, the last one last, of `made_of` and as it was `asked`.
+    """Write the record of `files`, the last of which was written last, with the inputs `made_of`
+    and the keys of the config `asked`.
 
-    Of what came to its place after that it is not known whether it was read, unless its content
-    `is_checked`.
+    An input that is newer than the files is left out, as it may not be what was read, unless its
+    content `is_checked`.
     """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -163,6 +166,6 @@ def note(
 
 
 def damaged(files: Iterable[str]) -> list[str]:
-    """Return which of `files` were changed since featuremill wrote them, as far as that is
-    recorded."""
+    """Return the `files` that featuremill wrote, by the record of `store.ours`, and that have been
+    changed since."""
     return [file for file in files if ours.latest(Path(file)) and not ours.is_ours(Path(file))]

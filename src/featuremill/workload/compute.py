@@ -90,7 +90,7 @@ def rows_of_part(
 ) -> pa.RecordBatch:
     """Return `values` after the core's columns.
 
-    A row fails if it has a reason in `given`, or a value that is missing or not arrays.
+    A row fails if it has a reason in `reasons_given`, or a value that is missing or not arrays.
     """
     num_rows = len(sha256)
     why = reasons_of(values, reasons_given)

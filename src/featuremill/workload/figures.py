@@ -41,7 +41,7 @@ class Figure(NamedTuple):
     terms: tuple[tuple[str, str], ...] = ()
     """Terms of the figure with their meanings."""
     html: str = ""
-    """What is drawn without charts: trusted, so text of inputs is escaped in it."""
+    """The HTML of a figure without charts; it is trusted, so inputs in it are escaped."""
 
 
 def drawn(

@@ -129,7 +129,8 @@ INDEX = ".index.json"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 """A name on Hugging Face: owner/model."""
 ADAPTER = "adapter_config.json"
-"""What peft writes beside an adapter (LoRA), whose folder has no weights of the model itself."""
+"""The file that peft writes beside an adapter (LoRA), whose folder lacks the model's own
+weights."""
 POINTER = b"version https://git-lfs"
 """How a file begins that git wrote in place of a large one."""
 NO_WEIGHTS = (
@@ -137,7 +138,7 @@ NO_WEIGHTS = (
     "its folder, or download it with hf download)"
 )
 WRAPPERS = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile"}
-"""What trainers put before the name of each tensor."""
+"""Prefixes of tensor names that trainers add."""
 FILES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 """Suffixes of files with weights. A text with one of them is not a name."""
 

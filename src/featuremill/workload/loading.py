@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 STEP_SECONDS = 600.0
 """Seconds that a step of a load may take. Even compiling a kernel takes less."""
 BESIDE = "beside: "
-"""What begins the name of a part that ran on a thread beside the others."""
+"""The prefix of the name of a part that ran on a thread beside the others."""
 Watcher = Callable[[str, float], object]
 _watchers: list[Watcher] = []
 _seconds: dict[str, float] = {}

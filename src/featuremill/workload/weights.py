@@ -42,7 +42,7 @@ _ANOTHER_FOLDER = f"name another folder with --cache or {environment.CACHE}"
 
 _log = logging.getLogger("featuremill.weights")
 LAYOUT = re.compile(r"[\w-]+-\d+")
-"""What a folder of converted weights is called: the layout of what is in it."""
+"""The layout of converted weights, and the name of their folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

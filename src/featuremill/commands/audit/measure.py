@@ -57,7 +57,7 @@ class IsAudited(HasPrecisions, Protocol):
 REFERENCE = "fp32"
 FLOAT_BYTES = 4
 VALUES_BYTES = 2**28
-"""What the values of one batch may take in memory: more layers, or wider ones, smaller batches."""
+"""The bytes of the values of a batch, at most: more or wider layers make smaller batches."""
 NUM_COPIES = 4
 """The copies of a batch's values that are in memory at once: computed and expected, each with a
 copy that is being made."""
@@ -65,7 +65,7 @@ REMEDIES = {
     reasons.NOT_FINITE: "there is nothing to compare with; check the weights of {weights}",
     reasons.OUT_OF_MEMORY: "{shorter}take a device with more memory",
 }
-"""What to do about a protein that cannot be computed, by the kind of its reason."""
+"""The remedy for a protein that cannot be computed, by the kind of its reason."""
 Matrix = npt.NDArray[np.float32]
 log = logging.getLogger("featuremill.audit")
 
@@ -170,7 +170,7 @@ class Compared(NamedTuple):
     """The index of the protein in the sample."""
     column: str
     is_finite: bool
-    """Where it is not, the figures below say nothing."""
+    """Whether all values are finite; if not, the figures below are meaningless."""
     num_vectors: int
     cosine_sum: float
     cosine_min: float
@@ -214,7 +214,7 @@ class Found(NamedTuple):
     dtype: str
     backend: str
     compared: list[Compared]
-    """Each protein and column against the reference; of itself there are none."""
+    """The comparisons by protein and column; empty for the reference itself."""
 
 
 Take = Callable[[int, str, Matrix], None]

@@ -55,9 +55,9 @@ class Worst(BaseModel):
     place: str
     """The file and line of the record."""
     column: str
-    """Where its lowest cosine stands."""
+    """The column with the record's lowest cosine."""
     cosine_min: float | None
-    """None where a value is not finite."""
+    """The lowest cosine; None if a value is not finite."""
     relative_l2: float | None
     """The relative L2 distance in that column."""
 
@@ -94,7 +94,7 @@ class Audit(BaseModel):
     versions: dict[str, str]
     reference: dict[Literal["dtype", "backend", "matmul_precision"], str]
     dtype_here: str
-    """What a run would take here."""
+    """The dtype that a run would use here."""
     dtypes: list[Audited]
 
     def lines(self) -> Iterator[str]:

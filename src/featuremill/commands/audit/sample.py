@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     refused: Counter[str]
     """Records by why."""
     first_refused: dict[str, str]
-    """Where the first of them stands."""
+    """The position (`path:line`) of the first refused record."""
 
 
 def draw(records: Iterable[Record], size: int) -> Sample:

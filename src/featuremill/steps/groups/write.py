@@ -60,7 +60,7 @@ class Grouping(NamedTuple):
     """Which records are of which group."""
 
     columns: Sequence[str]
-    """What tells groups apart: the keys of ids, where a table names the groups, and the group."""
+    """The columns that identify a group: the keys of ids, if a table has groups, and the group."""
     keys: Sequence[Sequence[str]]
     """The values of these columns, for each group."""
     number_of: Callable[[str], int | None]
@@ -83,7 +83,7 @@ class Sums:
         self.counts_G = np.zeros(num_groups, np.int64)
         self.sums_GE = np.zeros((num_groups, width))
         self.errors_GE = np.zeros((num_groups, width))
-        """What rounding took from `sums_GE`."""
+        """The rounding errors of `sums_GE`."""
         self.largest_GE = np.full((num_groups, width), -np.inf, np.float32)
 
     def add(self, group: int, vector_E: npt.NDArray[np.float32]) -> None:

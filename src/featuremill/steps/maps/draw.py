@@ -90,7 +90,7 @@ OWN_TITLES = LENGTH, ORGANISM, NOTE, DISTANCE = (
     *("length", "organism", "note"),
     "distance to the nearest",
 )
-"""What records are coloured by without any label."""
+"""The titles of the colours without a label."""
 LEVELS = 65_535
 """Numbers of two bytes."""
 log = logging.getLogger("featuremill.report")
@@ -103,7 +103,7 @@ class Colour(NamedTuple):
     title: str
     texts: Sequence[str | None]
     none: str = NONE
-    """What a record without one is called."""
+    """The name of records without a text."""
 
 
 def draw(shown: Shown) -> Figure:

@@ -71,7 +71,7 @@ MEANING = {
     "mean": "A contig's score is the mean of its fragments'. It is no probability for the contig: "
     "its fragments are not independent of each other.",
 }
-"""What the scores of contigs are not, by rule."""
+"""A caution about the scores of contigs, by rule."""
 MOST_TEXT = 30
 MOST_PIXELS = 300
 """The width of a name beside its scores, in pixels, at most."""

@@ -122,7 +122,7 @@ class Scored(NamedTuple):
     """Fragments in a row, of one contig or several."""
 
     fragments: pa.Table
-    """As fragments.parquet has them, with whole ids and contigs."""
+    """Rows of fragments.parquet, with whole ids and contigs."""
     scores_NC: npt.NDArray[np.float64]
     """A row a fragment, in the order of the classes; NaN where it has no prediction."""
     seen_N: npt.NDArray[np.int64]

@@ -29,7 +29,7 @@ class Trained(NamedTuple):
     folder: Path
     card: card.Card
     labels: dict[str, Label]
-    """By contig; of samples, by `<sample>/<contig>`."""
+    """The label of each contig; of samples, by `<sample>/<contig>`."""
 
 
 class Judged(NamedTuple):

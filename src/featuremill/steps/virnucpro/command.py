@@ -39,7 +39,7 @@ from featuremill.steps.virnucpro import FAILED, HIGHEST, KINDS
 
 CONFIG = "virnucpro.yaml"
 HEAD = "virnucpro"
-"""What the head is called in the config."""
+"""The name of the head in the config."""
 CUSTOM_WINDOW = 500
 """VirNucPro's own, where `-m custom` says nothing of it."""
 MARK = "# Written by featuremill virnucpro, anew by each call."
@@ -49,7 +49,7 @@ VIRUS = "virus"
 WINDOWS = ("300", "500", "custom")
 ESM = "esm2_t36_3B_UR50D"
 DNA = Path("DNABERT-S")
-"""Where the DNA encoder is looked for if nothing is said."""
+"""The default folder of the DNA encoder."""
 GETTING_DNA = (
     f"name the DNA encoder's folder with --dna, or get it with hf download zhihan1996/DNABERT-S "
     f"--local-dir {DNA}"

@@ -103,14 +103,14 @@ class Model(NamedTuple):
     watch: Watch
     options: Options
     backend: str
-    """What computes attention and the rest, for the receipt."""
+    """The backends of attention and the rest, for the receipt."""
 
 
 class Batch(NamedTuple):
     """Proteins packed for the encoder, on the host."""
 
     pack: Packed | None
-    """None where nothing is wanted of these proteins."""
+    """The packed proteins; None if nothing is wanted of them."""
     proteins: list[bytes]
     """The residues of each, cut to what the network may see."""
     is_seen: list[bool]

@@ -16,7 +16,7 @@ from featuremill.workloads.scores.first_proteins import figures_of
 MOST_PAIRS = 3000
 """The pairs of one protein, at most, so that a page stays small."""
 SIDE_PIXELS = 360
-"""As wide as a phone shows."""
+"""The side of a map in pixels: the width of a phone."""
 LEAST_PIXELS = 2.0
 """The size of a mark in pixels, at least: a residue of a long protein is narrower than a pixel."""
 MOST_LETTERS = 40

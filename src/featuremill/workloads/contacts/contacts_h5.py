@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OF_CONTACTS = re.compile("contacts|contact_map|attention")
-"""All columns that the workload may deliver."""
+"""The columns that the workload may deliver."""
 FORMAT = Format(
     "contacts.h5",
     "h5py, any HDF5 reader",

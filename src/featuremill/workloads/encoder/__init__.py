@@ -81,7 +81,7 @@ VERSION = "4"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "letters"
 READS_PICKLES = True
-"""With torch's weights_only."""
+"""Whether pickles are read: with torch's weights_only."""
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
@@ -116,7 +116,7 @@ class Model(NamedTuple):
     columns: pa.Schema
     max_tokens: int | None
     backend: str
-    """What computes, for the receipt."""
+    """The backend, for the receipt."""
 
 
 class Batch(NamedTuple):

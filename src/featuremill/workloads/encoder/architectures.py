@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["BERT", "Encoder", "Facts", "facts_of"]
 MOSAIC_SIGN = "alibi_starting_size"
 MOSAIC_NAME = "mlp.gated_layers"
-"""Each tells a MosaicBERT from a BERT, which it calls itself: in its config, among its names."""
+"""The marks of a MosaicBERT, which calls itself a BERT: in its config, and in a tensor's name."""
 GATED_SIGN = "add_bias_fnn"
 GATED_NAME = "encoder.layer.0.intermediate.dense.weight"
 """The marks of an ESM with gated feed-forward layers: a config key, a weight of twice the rows."""
@@ -40,7 +40,7 @@ OLD_NAMES = (
     (re.compile(r"(?<=LayerNorm\.)gamma$"), "weight"),
     (re.compile(r"(?<=LayerNorm\.)beta$"), "bias"),
 )
-"""What TensorFlow calls scale and shift of a LayerNorm."""
+"""TensorFlow's names of the scale and shift of a LayerNorm."""
 ROTARY = re.compile(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.inv_freq")
 FREQUENCIES = "rotary_embeddings.inv_freq"
 """Once for all layers; older files have it for each, and transformers 5 writes an asterisk for the
@@ -48,11 +48,11 @@ number of a layer."""
 POSITIONS = "embeddings.position_embeddings.weight"
 """A table that some ESM-2 were saved with, and do not use."""
 T5_TABLES = ("shared.weight", "encoder.embed_tokens.weight")
-"""One table under two names, of which checkpoints have either or both."""
+"""The two names of the embedding table; a checkpoint has either or both."""
 ATTENTION = "sdpa"
 """transformers' name for torch's own attention, which has its softmax in fp32."""
 CONV1D = "Conv1D"
-"""What GPT-2 has for a product."""
+"""GPT-2's module for a product."""
 MOST_NAMED = 3
 
 
@@ -67,7 +67,7 @@ class Architecture(NamedTuple):
     prefix: str
     """The prefix of the encoder's names in a checkpoint with heads."""
     heads: tuple[str, ...]
-    """What checkpoints have besides the encoder, by the beginnings of names."""
+    """The prefixes of tensors of heads in checkpoints."""
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None
     """Makes the network of a config, without weights; None where `causal` makes it with them."""
     layers_key: str = "num_hidden_layers"
@@ -624,9 +624,9 @@ class Encoder:
         self._copies = copies
         self.num_layers, self.width = facts.num_layers, facts.width
         self.exact_TE: Tensor | None = None
-        """What the last layer of an example is in fp32."""
+        """The last layer of an example in fp32."""
         self.cast_to: torch.dtype | None = None
-        """What goes into each product, where that is not settled by its weights."""
+        """The type of the inputs of products, if the weights do not settle it."""
         self.name = facts.architecture.name
         self.network = network
         self._is_of_transformers = facts.architecture.is_of_transformers

@@ -25,7 +25,7 @@ HEADS = (
     *("lm_head.", "embed_out.", "score.", "classifier."),
     *("vision_tower.", "multi_modal_projector.", "language_model.lm_head."),
 )
-"""What checkpoints have besides the network, by the beginnings of names."""
+"""The prefixes of tensors of heads in checkpoints."""
 ATTENTION = "featuremill"
 PLAIN = "eager"
 """transformers' name for attention by the plain sums, which each of its networks has."""
@@ -87,7 +87,7 @@ class Counted(NamedTuple):
     products: int
     """Numbers of the products, each of which is a module; without the head."""
     others: int
-    """All others, without the head: experts are one tensor, and no module."""
+    """The other numbers, without the head: experts are one tensor, and no module."""
     head: int
     """The numbers of the head; 0 where it is the embedding."""
     lays_out_scores: bool

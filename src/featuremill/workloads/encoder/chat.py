@@ -24,7 +24,7 @@ MADE_UP = ("a", "7 Z")
 TRIAL = "Quick-zephyrs-7"
 """A text that no template contains."""
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-"""What the variables of special tokens are called in a template."""
+"""The variables of special tokens in a template."""
 TODAY = date(2025, 1, 1)
 """The date in templates that show one: nothing may depend on the day."""
 DIRECTIVES = ("%Y", "%y", "%B", "%b", "%m", "%d", "%-d", "%A", "%a", "%H", "%M", "%S")

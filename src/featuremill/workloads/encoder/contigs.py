@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REASONS", "clean", "fitted", "of_entry"]
 STRAND = re.compile("<([+-])([^<>]*)>")
-"""What stands before each element; a name may be in it."""
+"""The mark before each element, which may contain its name."""
 PROTEIN = "ACDEFGHIKLMNPQRSTVWYXBUZO"
 BASES = "acgtryswkmbdhvn"
 STOPS = "* dropped"
@@ -166,10 +166,10 @@ class Coding(NamedTuple):
     """A protein that an entry codes."""
 
     start: int
-    """Where its left end is, from 0."""
+    """Its left end, from 0."""
     strand: str
     stretches: list[tuple[int, int]]
-    """What it covers, [start, end) from 0."""
+    """The bases that it covers: [start, end) from 0."""
     names: list[str]
     """The surest first."""
     letters: str

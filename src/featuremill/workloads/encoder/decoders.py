@@ -21,7 +21,7 @@ KNOWN = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "phi3"),
     *("gpt2", "gpt_neox"),
 )
-"""By model_type, those whose configs are read here."""
+"""The model_types whose configs are read here."""
 USUAL = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size"),
     *("max_position_embeddings", "vocab_size", "hidden_act", "rope_parameters"),
@@ -32,7 +32,7 @@ SPELLED_OUT = "__float__"
 """The key of an object that stands for a number which JSON has not, such as Infinity."""
 NOT_GATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "codegen")
 OF_TEXT = re.compile(r"^language_model\.(model\.)?")
-"""Before the names of a network that also takes images."""
+"""The prefix of the text model's tensors in a network that also takes images."""
 IDLE = re.compile(
     r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$|\.attention\.rotary_emb\."
 )

@@ -18,7 +18,7 @@ OPEN = re.compile("<[+-][^<>]{0,200}$")
 NEXT = re.compile(">[A-Za-z*]*(<([+-].*)?)?")
 """How that line goes on."""
 WHITE = " \t\ufeff"
-"""What may stand before a line: files glued together keep their BOMs."""
+"""White space before a line, with BOMs of concatenated files."""
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:

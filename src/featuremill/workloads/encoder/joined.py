@@ -26,7 +26,7 @@ STRANDS = b"+-"
 BETWEEN = b"|"
 """The sign between the two chains of a pair."""
 STRETCH = {STRANDS: re.compile(rb"[^+-]+"), BETWEEN: re.compile(rb"[^|]+")}
-"""What is between joints."""
+"""The letters between joints."""
 
 
 def joints_of(options: Options) -> bytes:

@@ -23,7 +23,7 @@ ACTIVATIONS_IN_STEPS = {"gelu_new": 4}
 STATES_AT_ONCE = 3
 """Tensors of all states of a recurrent layer that live at once, where no kernel of its own is."""
 SLACK = 1.1
-"""What the allocator rounds up and cannot use."""
+"""The factor for memory that the allocator rounds up and cannot use."""
 CPU_PROCESS_MB = 500
 """Python, torch, transformers and the matrix library's own buffers: measured."""
 CUDA_PROCESS_MB = 750
@@ -43,7 +43,7 @@ class Size(NamedTuple):
     num_product_numbers: int
     """Matrices of all layers."""
     num_other_numbers: int
-    """What stays in fp32: embeddings, norms and experts."""
+    """The numbers that stay in fp32: embeddings, norms and experts."""
     file_number_bytes: int
     num_scores: int
     """How often all scores are laid out at once: 3 where they are bent, as in a Gemma 2, else 0."""

@@ -25,7 +25,7 @@ KEYS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("vocab_size", "type_vocab_size", "layer_norm_eps", "hidden_act"),
 )
-"""What is read of a config.json."""
+"""The keys of config.json that are read."""
 ALIGNED = 8
 """Rows of the bias begin at multiples of so many numbers. Where they do not, torch copies it for
 CUDA's kernels in each layer (`pad_bias` of its attention.cpp)."""

@@ -44,9 +44,9 @@ class Group(NamedTuple):
     is_own_BT: Tensor
     """False for filling and for special tokens, and for what is outside a region."""
     rows: Tensor | None = None
-    """With regions: of which row of tokens each is, as one sequence may have several."""
+    """With regions: the row of tokens of each region, as a sequence may have several."""
     is_all_BT: Tensor | None = None
-    """With regions: the tokens that `mean_all` is of."""
+    """With regions: the tokens that `mean_all` averages."""
 
     def each_to(self, device: torch.device) -> Group:
         """Return the group with its tensors on `device`."""

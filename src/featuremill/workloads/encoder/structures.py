@@ -119,7 +119,7 @@ class Structures(NamedTuple):
     residues: Mapping[str, bytes]
     """The residues of the structures, by id, where the file has them."""
     also: Mapping[str, str]
-    """What ids are meant by other names."""
+    """The ids that other names mean."""
     plddt: Plddt | None
 
 

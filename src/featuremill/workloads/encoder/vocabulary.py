@@ -55,7 +55,7 @@ OF_STRUCTURE = "<fold2AA>"
 STRANDS = ("<+>", "<->")
 """gLM2's: of each element, the strand that it is on."""
 PREFIXES = (*USUAL_PREFIXES, OF_STRUCTURE, "[S2S]", *STRANDS)
-"""All that may stand in front of a sequence."""
+"""The tokens that may precede a sequence."""
 THREE_DI = structures.LETTERS
 NO_STRUCTURE = structures.NONE
 """The letter for an unknown structure or an unknown residue in a token of two letters."""
@@ -87,7 +87,7 @@ class Vocabulary(NamedTuple):
     letters: bytes = b""
     """The letters that it knows."""
     size: int = 0
-    """One more than the highest id that may come out."""
+    """The highest possible id plus one."""
 
     has_small_bases: bool = False
     """Whether residues are capitals and bases small letters, so that it has both."""

@@ -37,7 +37,7 @@ class Checkpoint(NamedTuple):
     """A checkpoint of a network."""
 
     tensors: Mapping[str, Tensor]
-    """By the source's names, without the prefix of the whole model."""
+    """The tensors by the source's names, without the prefix of the whole model."""
     added: Mapping[str, Tensor]
     """Tensors of our file that the source lacks, by our names for them."""
     entries: Sequence[Entry]

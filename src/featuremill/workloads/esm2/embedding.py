@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Pooled = npt.NDArray[np.float32]
     """Vectors of sequences."""
     PerResidue = list[npt.NDArray[np.floating[Any]]]
-    """For each sequence an array of vectors of its residues."""
+    """The vectors of the residues of each sequence."""
     Features = Pooled | PerResidue
 OF_A_CONFIG = re.compile(r"\boptions\.(?=\w+: )")
 """The prefix of an option in messages about a config."""

@@ -258,7 +258,7 @@ class _Trial:
         self.operation = self.named = ""
         """The operation of the current test, and the same with its method."""
         self.errors: list[tuple[str, float]] = []
-        """Each operation with the relative L2 error of its result."""
+        """The relative L2 error of each operation."""
         self._stage, self._dtype = stage, dtype
 
     def _at(self, operation: str) -> None:

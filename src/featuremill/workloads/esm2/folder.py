@@ -37,9 +37,9 @@ class Kind(NamedTuple):
     most_tokens: int
     """Rows of the embedding."""
     others: str
-    """What to use for other networks."""
+    """The remedy for other networks."""
     give: str
-    """What the user may give."""
+    """The valid inputs, for error messages."""
 
 
 ESM2 = Kind(

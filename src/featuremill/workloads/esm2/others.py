@@ -14,14 +14,14 @@ class Other(NamedTuple):
     """A family of models."""
 
     pattern: str
-    """What its names begin with, in small letters, without anything but letters and digits."""
+    """A pattern of its names, in small letters, without anything but letters and digits."""
     weights: str
     """The usual one on Hugging Face."""
     alphabet: str = "proteins"
     """The option that `encoder` asks for; "" for another workload."""
     workload: str = "encoder"
     model: str = ""
-    """What that workload calls it; "" for as on Hugging Face."""
+    """The model's name in that workload; "" for the name on Hugging Face."""
 
 
 NUCLEOTIDES = "nucleotides"

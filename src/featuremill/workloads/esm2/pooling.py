@@ -39,11 +39,11 @@ class Places(NamedTuple):
     shown_R1: Tensor | None
     """The number of windows of each residue; None if it is always one."""
     residues: Segments
-    """Each protein's residues among R, or each region's among C."""
+    """The indices among R of each protein's residues, or among C of each region's."""
     bos_W: Tensor
     """The row of BOS of each window."""
     windows: Segments
-    """Each protein's windows among W."""
+    """The indices among W of each protein's windows."""
     chosen_C: Tensor | None = None
     """Which residues are those of the regions, end to end; None where all are."""
 

@@ -26,13 +26,13 @@ from featuremill.workloads.esmc import layout
 from featuremill.workloads.esmc.folder import ESM_C, facts_of
 
 PREFIX = "esmc."
-"""Before the keys of the encoder where there is a head beside it."""
+"""The prefix of the encoder's keys in a checkpoint with a head."""
 HEAD_DIM = 64
 """The width of a head in every published ESM C, whose files do not state the number of heads."""
 VECTOR = 16
 """Numbers that go together in the operations between products."""
 COMMON_PARTS = {"lm_head", "sequence_head"}
-"""What every published ESM C has besides the encoder, and nobody asks for here."""
+"""The further parts of every published ESM C, which are not used."""
 
 
 def read(path: Path, has_head: bool = False) -> Checkpoint:

@@ -71,7 +71,7 @@ REMEDIES = {"smaller batches": "batch_tokens", "less written": "fewer layers"}
 LENGTH_UNIT = "genes"
 TAKES_FILES = True
 READS_PICKLES = True
-"""With torch's weights_only."""
+"""Whether pickles are read: with torch's weights_only."""
 VERSIONS_OF = ("transformers",)
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "geneformer.yaml"
 PRECISION = "dtype"

@@ -33,7 +33,7 @@ FORMAT = Format(
 )
 STEP = 2.0**-30
 MOST = 2**63 * STEP
-"""Where the sum of a number over cells might end."""
+"""The highest sum of a number over cells."""
 
 
 class Writer:

@@ -47,7 +47,7 @@ class Writer:
         self._keys = np.zeros(0, np.int64)
         """Sorted: the number of the perturbation, and in the lower 32 bits that of the gene."""
         self._sums = np.zeros((3, 0))
-        """For each key: cells, mean, and sum of squared distances from it."""
+        """The number of cells, mean, and sum of squared deviations, for each key."""
         self._new: list[tuple[Any, Any]] = []
         """Keys and cosines of the last blocks."""
 

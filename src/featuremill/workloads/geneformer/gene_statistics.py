@@ -39,7 +39,7 @@ class Writer:
         self._value = "shift" if has_states else "cosine"
         self._places: dict[tuple[str, ...], int] = {}
         self._sums = np.zeros((3, 0))
-        """For each row: cells, mean, and sum of squared distances from it."""
+        """The number of cells, mean, and sum of squared deviations, for each row."""
 
     def write(self, block: pa.Table) -> None:
         """Add the shifts of a block's records."""

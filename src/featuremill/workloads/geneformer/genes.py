@@ -39,11 +39,11 @@ class Genes(NamedTuple):
     """The tables that make a cell's tokens."""
 
     tokens: dict[str, int]
-    """By gene, for the genes with a median."""
+    """The token of each gene with a median."""
     medians: npt.NDArray[np.float64]
-    """By token; NaN for tokens without one."""
+    """The median by token; NaN without one."""
     names: dict[int, str]
-    """By token."""
+    """The gene of each token."""
     most: int
     """The most genes of a cell; others are cut off."""
     chosen: tuple[int, ...] | None

@@ -27,11 +27,11 @@ class Published(NamedTuple):
     """Vectors by the names that their file has for proteins."""
 
     keys: dict[str, Any]
-    """By each name of a protein."""
+    """The key of the file for each name of a protein."""
     vector_of: Callable[[Any], Vector]
     """Returns the vector of a key."""
     about: str = ""
-    """What the file tells of them besides."""
+    """A note of the file about its vectors."""
 
 
 class Lot(NamedTuple):

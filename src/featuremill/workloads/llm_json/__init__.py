@@ -129,7 +129,7 @@ class Row(NamedTuple):
 
     reason: str | None
     values: dict[str, Any]
-    """By column; empty if there is a reason."""
+    """The values by column; empty with a reason."""
 
 
 @contextlib.contextmanager

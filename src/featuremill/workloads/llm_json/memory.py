@@ -30,7 +30,7 @@ SHARE_OF_MEMORY = 0.6
 SHARE_OF_VLLM = 0.9
 """The share of a GPU's memory that vLLM takes (its gpu_memory_utilization)."""
 SLACK = 1.1
-"""What the allocator rounds up and cannot use."""
+"""The factor for memory that the allocator rounds up and cannot use."""
 CPU_PROCESS_MB = 500
 """Python, torch, transformers and the matrix library's own buffers: measured."""
 CUDA_PROCESS_MB = 750

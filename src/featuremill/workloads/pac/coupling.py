@@ -145,7 +145,7 @@ class Coupling(NamedTuple):
 
     observed_PA: Tensor
     blocks: list[tuple[int, Tensor]]
-    """For each block of permutations, their number, and mean, m2 and exceedances, (3, P, A)."""
+    """The number of permutations, mean, m2 and exceedances of each block, (3, P, A)."""
 
     def results(self) -> tuple[Numbers, ...]:
         """Wait for the devices; return mi, z and p, (P, A) each; without permutations mi alone.

@@ -74,7 +74,7 @@ class Recording(NamedTuple):
 
     channels: Sequence[str]
     rate_hz: float | None
-    """None if the file has no rate."""
+    """The sampling rate; None if the file has none."""
     num_samples: int
     read: Callable[[Sequence[int], int, int, int], Samples]
     """Returns the samples of some channels in one epoch, from a first to before a last one,

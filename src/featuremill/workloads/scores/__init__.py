@@ -96,7 +96,7 @@ class Model(NamedTuple):
     batch_tokens: int
     """Tokens of a pack."""
     backend: str
-    """What computes attention and the rest, for the receipt."""
+    """The backends of attention and the rest, for the receipt."""
 
 
 class Batch(NamedTuple):

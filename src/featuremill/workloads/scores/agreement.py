@@ -26,6 +26,14 @@ LEAST = 3
 """Variants that any figure needs."""
 TOP = 10
 """One in so many variants is at the top, for NDCG and top recall."""
+MOST_PROTEINS = 20
+MOST_LETTERS = 40
+PIXELS = 16
+TERMS = (
+    ("Spearman", "1 where scores and measured scores have the same order, 0 by chance"),
+    ("AUC", "how often a fit variant has a higher score than one that is not; 0.5 is chance"),
+    ("NDCG", "how near the tenth with the highest scores is to the best measured tenth"),
+)
 
 
 class Agreement(NamedTuple):
@@ -34,7 +42,7 @@ class Agreement(NamedTuple):
     score: str
     """The name of its column."""
     num_variants: int
-    """With both: those that count."""
+    """The number of variants with both values."""
     num_without_score: int
     num_without_measured: int
     spearman: float | None = None
@@ -43,7 +51,7 @@ class Agreement(NamedTuple):
     mcc: float | None = None
     top_recall: float | None = None
     classes: str = ""
-    """What says which variants are fit: a column, or `above the median`."""
+    """The source of the classes: a column, or `above the median`."""
     remark: str = ""
     """Why figures are missing."""
 
@@ -170,16 +178,6 @@ def top_recall(measured_V: Numbers, scores_V: Numbers) -> float:
     level = 100 - 100 / TOP
     is_top_V = measured_V >= np.percentile(measured_V, level)
     return float((scores_V >= np.percentile(scores_V, level))[is_top_V].mean())
-
-
-MOST_PROTEINS = 20
-MOST_LETTERS = 40
-PIXELS = 16
-TERMS = (
-    ("Spearman", "1 where scores and measured scores have the same order, 0 by chance"),
-    ("AUC", "how often a fit variant has a higher score than one that is not; 0.5 is chance"),
-    ("NDCG", "how near the tenth with the highest scores is to the best measured tenth"),
-)
 
 
 class _Row(NamedTuple):

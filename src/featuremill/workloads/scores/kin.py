@@ -39,7 +39,7 @@ __all__ = ["ESM_1", "ESM_1B_NAME", "refuse_beyond_positions"]
 _log = logging.getLogger("featuremill.weights")
 ESM_1B_NAME = "esm1b_t33_650M_UR50S"
 ESM_1_NAMES = (ESM_1B_NAME, *(f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1, 6)))
-"""What fair-esm and, behind `facebook/`, Hugging Face call the published ones."""
+"""The names of the published models in fair-esm, and behind `facebook/` on Hugging Face."""
 SHAPE_OF_ESM_1 = (33, 20, 1280, 5120)
 """Layers, heads, width and feed forward of each of them."""
 POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"

@@ -18,7 +18,7 @@ from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import sources
 
 NOT_PLAIN = re.compile(r"\W")
-"""What names of columns do not have, of the names of models."""
+"""Characters of model names that column names lack."""
 ONE_OR_SEVERAL = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 2}]
 }
@@ -71,7 +71,7 @@ MARGINALS: Mapping[Marginal, str] = MappingProxyType(
         "pseudo": "pseudo_log_likelihood_ratio",
     }
 )
-"""Each with its column, in the order of these."""
+"""The kinds of score with their columns, in this order."""
 LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
     {"pseudo": "masked", "one_pass": "wildtype"}
 )

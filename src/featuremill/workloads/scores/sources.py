@@ -38,7 +38,7 @@ __all__ = [
 LAYOUT = "esm2-lm_head-1"
 """The layout of the weights of all networks, named after the first of them."""
 BETWEEN = " + "
-"""What stands between the models of an ensemble."""
+"""The separator between the models of an ensemble."""
 NUM_NETWORKS = "networks"
 """How many an ensemble has, in its metadata."""
 NAMES = (*of_esm2.bundled_names(), *of_esm2.PUBLISHED, *of_esmc.NAMES, *ESM_1.published)

@@ -17,7 +17,7 @@ __all__ = ["FORMAT", "Writer"]
 VARIANTS = "variants"
 """The workload's column."""
 OF_SCORES = re.compile(r"variants|positions|log_probabilities\w*|(pseudo|one_pass)_\w+")
-"""All columns that the workload may deliver."""
+"""The columns that the workload may deliver."""
 FORMAT = Format(
     "variant_scores.tsv",
     "R, spreadsheets, shell tools",

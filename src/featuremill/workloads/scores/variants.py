@@ -21,12 +21,12 @@ from featuremill.workloads.scores.options import Options
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 BETWEEN = re.compile(r"[\s,;]+(?![^\[]*\])")
-"""What stands between the variants of a cell; brackets hold the substitutions of one (HGVS)."""
+"""The separator of variants in a cell; brackets hold the substitutions of one variant (HGVS)."""
 OF_THREE = re.compile(r"([A-Z]{3})([0-9]+)([A-Z]{3})")
 """A substitution as HGVS writes it, such as Ala123Thr, in capitals."""
 SUBSTITUTION = re.compile(r"([A-Z])([1-9][0-9]{0,8})([A-Z])")
 JOINED = re.compile("[_+/|&]")
-"""What some tables have between the substitutions of a variant."""
+"""Separators between the substitutions of a variant in some tables."""
 NAMED = re.compile(r"(.*?):(p\..*)", re.IGNORECASE)
 """A change behind the name of a sequence, as NP_000537.3:p.Lys2Ala."""
 PREFIX = re.compile(r"p\.", re.IGNORECASE)
@@ -100,7 +100,7 @@ class Row(NamedTuple):
 
     text: str
     variant: str = ""
-    """As payloads have it; empty where there is a reason."""
+    """The variant in the notation of payloads; "" with a reason."""
     reason: str = ""
     others: tuple[str | None, ...] = ()
     """The values of the columns that come along."""

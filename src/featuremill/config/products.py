@@ -1,7 +1,6 @@
-"""What a config asks for, against what was planned: the one answer to whether a plan, and so its
-results, are what the config says now.
+"""The products of a run (plan, results, report), and the keys of the config that each depends on.
 
-Whether a file is still what was read is another question, which `status.sources` answers.
+Whether their input files have changed is in `status.sources`.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ WITHOUT_EFFECT = {
     "merge": {"labels", "keep"},
     "report": {"keep"},
 }
-"""Keys of a config that do not affect what a command writes: other values don't run it again."""
+"""By command, keys of a config that do not affect its outputs: an edit does not rerun it."""
 
 
 def counted(config: Run, verb: str) -> dict[str, Any]:
-    """Return what of a config, when it changes, runs a command again."""
+    """Return the part of a config whose edit reruns a command; Snakemake records it as a parameter,
+    so that another form would rerun finished runs."""
     counts = config.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
-    if not counts["samples"]:  # configs without are as they were before there was the key
+    if not counts["samples"]:  # as before this key existed
         del counts["samples"]
     if counts.get("order") == "auto":
         del counts["order"]
@@ -46,41 +46,40 @@ def counted(config: Run, verb: str) -> dict[str, Any]:
 
 
 def planned(config: Run, root: Path) -> Made:
-    """Return the plan in the run's folder `root`, with the keys of the config that its values do
-    not depend on; `changes_since` compares those that they do."""
+    """Return the plan in the run's folder `root`, with the keys that decide the shards and how they
+    are computed. `changes_since` compares the keys that decide the values."""
     kind = type(config.options)
     options = {*execution_of(kind)} - {*option_files.kinds_of(kind)}
     keys = {"shards", "device", "gpus"}
     stores = {"store": list(map(str, shared.layers(config.store)))}
-    asked = config.model_dump(mode="json", include=keys) | stores
-    asked |= config.options.model_dump(mode="json", include=options)
-    return _product(root, "planned", "plan.json", asked)
+    values = config.model_dump(mode="json", include=keys) | stores
+    values |= config.options.model_dump(mode="json", include=options)
+    return _product(root, "planned", "plan.json", values)
 
 
 def merged(config: Run, root: Path) -> Made:
-    """Return the results in the run's folder `root`, with the keys of the config by which they are
-    merged."""
-    asked = config.model_dump(mode="json", include={"outputs", "order", "max_failed"})
+    """Return the results in the run's folder `root`, with the keys that merge depends on."""
+    values = config.model_dump(mode="json", include={"outputs", "order", "max_failed"})
     card = partial(_listed_in_manifest, config, Results(root))
-    return _product(root, "merged", "manifest.json", asked)._replace(card=card)
+    return _product(root, "merged", "manifest.json", values)._replace(card=card)
 
 
 def reported(config: Run, root: Path) -> Made:
-    """Return the report in the run's folder `root`, with what colours its map."""
+    """Return the report in the run's folder `root`, with the labels of its map."""
     labels = config.labels
-    asked = {"labels.file": labels.file, "labels.column": labels.column}
-    return _product(root, "reported", "report.html", asked, [labels.file] * bool(labels.file))
+    values = {"labels.file": labels.file, "labels.column": labels.column}
+    return _product(root, "reported", "report.html", values, [labels.file] * bool(labels.file))
 
 
 def _product(
-    root: Path, name: str, file: str, asked: Mapping[str, Any], made_of: Sequence[str] = ()
+    root: Path, name: str, file: str, values: Mapping[str, Any], made_of: Sequence[str] = ()
 ) -> Made:
     path = f"{root}/{file}"
-    return Made(path, [path], made_of, [], [], asked=asked, state=state.path_of(root, name))
+    return Made(path, [path], made_of, [], [], asked=values, state=state.path_of(root, name))
 
 
 def _listed_in_manifest(config: Run, folder: Results) -> State:
-    """Return what manifest.json lists of what was asked for."""
+    """Return the keys of the config that manifest.json lists, with their values."""
     delivery, plan = folder.find_delivery(), folder.find_plan()
     if delivery is None or plan is None:
         return state.stated({})
@@ -91,17 +90,17 @@ def _listed_in_manifest(config: Run, folder: Results) -> State:
     return state.stated({"outputs": [*config.outputs] if is_same else written, "order": order})
 
 
-def options_asked(config: Run) -> dict[str, Any]:
-    """Return the options that decide the values or the records, as the config has them: with "auto"
-    where it says so, and without paths."""
+def options_of_values(config: Run) -> dict[str, Any]:
+    """Return the options that decide the values or the records, without paths, as the config has
+    them: "auto" is not resolved."""
     left_out = {*execution_of(type(config.options)) - TableOptions.EXECUTION}
     options: dict[str, Any] = config.options.model_dump(mode="json", exclude=left_out)
     return options
 
 
 def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change]:
-    """Return what `config` asks for otherwise than what was planned. Its paths are seen from
-    `folder`."""
+    """Return the keys that decide the values, and that differ between the plan and the `config`,
+    whose paths are relative to `folder`."""
     changes = []
     now = list(dict.fromkeys(config.named))
     planned = [entry.path for entry in plan.inputs][: 1 if config.samples else None]
@@ -109,7 +108,7 @@ def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change
         changes.append(Change(config.key_of_named, planned, now))
     if plan.workload != config.workload:
         return [*changes, Change("workload", plan.workload, config.workload)]
-    changes += _changed_options(plan, options_asked(config))
+    changes += _changed_options(plan, options_of_values(config))
     return changes + _changed_files(plan, config, folder)
 
 
@@ -122,7 +121,7 @@ def _changed_options(plan: Plan, options: Mapping[str, Any]) -> list[Change]:
 
 
 def _changed_files(plan: Plan, config: Run, folder: Path) -> list[Change]:
-    """Return the options that name another file than the planned one, which is no copy of it."""
+    """Return the options that name another file than the planned one, unless it is a copy."""
     now = config.paths_of_options
     changes = []
     for name in dict.fromkeys([*plan.settings.files, *now]):
@@ -136,7 +135,7 @@ def _changed_files(plan: Plan, config: Run, folder: Path) -> list[Change]:
 
 
 def changes_of_settings(planned: Settings, now: Settings) -> list[Change]:
-    """Return what of a recipe differs from another one's."""
+    """Return the settings that differ between two recipes."""
     if planned.workload != now.workload:
         return [Change("workload", planned.workload, now.workload)]
     changes = [

@@ -1,0 +1,430 @@
+"""What is refused before the first job, each in one sentence with what to do.
+
+Also what `problems_of_files` and `problems_of_records` of steps refuse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from featuremill import step, workload
+from featuremill.base import this_process
+from featuremill.base.change import in_words
+from featuremill.base.devices import devices_for
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
+from featuremill.config import Origin, Run, find_run, products
+from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
+from featuremill.flow import internals, reruns
+from featuremill.flow.screen import RefusedError, refusing
+from featuremill.inputs import labels, samples, source
+from featuremill.status.sources import changed_sources
+from featuremill.step.finding import step_of
+from featuremill.store import command_line, run_lock
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results, runs_below
+from featuremill.workload import option_files, optional, plugin_errors, weights
+
+FORCED = {*command_line.FORCING, "--forceall", "-F"}
+"""Options by which Snakemake runs jobs whatever their outputs are."""
+TARGETS = {"plan", "weights", "partial"}
+"""Targets that are less than a whole run."""
+LESS = ("--until", "-U", "--touch", "-t")
+"""Beginnings of options for less than a whole run. They are read from the command line, as
+Snakemake has its settings later."""
+log = internals.log
+
+
+def check_cores(workflow: Any) -> None:
+    """Refuse `--cores 0`, with which Snakemake never ends; warn of more than a container has."""
+    cores = internals.cores_here(workflow)
+    if cores == 0:
+        raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
+    here = this_process.num_cores()
+    if cores and cores > here and not math.isinf(this_process.cpu_quota()):
+        log.warning(
+            f"--cores {cores}: this container may use {here} at once, so jobs would slow each "
+            f"other; --cores {here} is faster."
+        )
+
+
+def refuse_default_storage(workflow: Any) -> None:
+    """Refuse a default storage provider: the store is not declared to Snakemake and would stay
+    here, while the plan is elsewhere."""
+    if internals.default_storage(workflow) is not None:
+        raise RefusedError(
+            "--default-storage-provider takes a run's files away from its store, which has to "
+            "stand beside them; leave it out and name remote files one by one, as "
+            "docs/clusters.md shows."
+        )
+
+
+def refuse_without_packages(workflow: Any, run: Run) -> None:
+    """Refuse a Python without the packages that the jobs compute with.
+
+    Not if jobs have environments or containers of their own (`--sdm`), or all is computed. If jobs
+    run on other machines, packages are needed here only to convert weights.
+    """
+    if internals.is_imported(workflow):  # its target may have nothing to do with ours
+        return
+    is_bare = plugin_errors.is_external(run.workload) and not optional(run.module, "ENVIRONMENT")
+    if internals.makes_conda_environments(workflow) and is_bare:
+        raise RefusedError(
+            f"--sdm conda: {plugin_errors.who(run.workload)} names no conda environment "
+            "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask for one."
+        )
+    try:
+        workload.refuse_without_packages(type(run.options))
+    except UserError as error:
+        is_elsewhere = internals.runs_elsewhere(workflow) is not False or asks_for_less(run.folder)
+        is_converted = not run.weights_json or Path(run.weights_json).exists()
+        has_others = internals.has_environments(workflow)
+        if has_others or (is_elsewhere and is_converted) or reruns.is_computed(run.folder):
+            return
+        raise RefusedError(
+            f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
+        ) from None
+
+
+def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None:
+    """Refuse a Python without the packages that jobs of a step import, if these run here."""
+    is_ours = internals.is_main(workflow) and internals.executes(workflow)
+    is_here = internals.runs_elsewhere(workflow) is False
+    if not (is_ours and is_here) or internals.is_imported(workflow):
+        return
+    if internals.has_environments(workflow) or any(map(asks_for_less, map(str, project.folders))):
+        return
+    for key, section in project.sections.items():
+        packages = step.optional(step_of(key), "PACKAGES")
+        made = step_of(key).made(section, project.for_steps) if packages else ()
+        if any(each.stands() != "yes" for each in made):
+            with refusing(f"{project.origin.at(key)}: {key}"):
+                workload.refuse_lacking(packages)
+
+
+def refuse_without_gpu(workflow: Any, run: Run) -> None:
+    """Refuse `device: cuda` if the jobs run on this machine and it has no GPU.
+
+    Not if a target is named (plan needs no GPU) or may be another workflow's own, and not if all
+    is computed.
+    """
+    is_elsewhere = internals.runs_elsewhere(workflow) is not False or internals.is_imported(
+        workflow
+    )
+    if (
+        run.device != "cuda"
+        or is_elsewhere
+        or asks_for_less(run.folder)
+        or reruns.is_computed(run.folder)
+    ):
+        return
+    with refusing(hint=" To plan here and compute elsewhere: snakemake plan …"):
+        devices_for(run.device)
+
+
+def refuse_run_in_run(run: Run) -> None:
+    """Refuse several sets of features in the folder of a run without sets, and the reverse: `clean`
+    would remove both."""
+    name, _, is_one_of_several = run.run.partition("/")
+    above = Path(run.folder).parent
+    if is_one_of_several and (above / "plan.json").exists():
+        other = f"{above} is the folder of a run without 'features:'"
+    elif not is_one_of_several and runs_below(Path(run.folder)):
+        other = f"{run.folder} is the folder of a config with 'features:'"
+    else:
+        return
+    raise RefusedError(f"run: {name}: {other}; give this one another `run:`.")
+
+
+def refuse_another_config(run: Run, path: str) -> None:
+    """Refuse to replace the results of another config whose run has the same name.
+
+    Another config is another file with other inputs, another workload, or options that give other
+    values. An edited, renamed or moved config is accepted. Without plan.json there is nothing to
+    replace.
+    """
+    last = run_lock.read(Path(run.folder))
+    is_planned = Results(Path(run.folder)).plan.exists()
+    if not (path and last and last.config and is_planned):
+        return
+    working = run_lock.working_folder(Path(run.folder))
+    if (working / last.config).resolve() == (working / path).resolve():  # maybe through a link
+        return
+    before = find_run(Results(Path(run.folder)))
+    asks = determining(run)
+    for key, value in determining(before).items() if before else ():
+        if asks.get(key) != value:
+            said = ", ".join(map(str, value)) if isinstance(value, list) else value
+            raise RefusedError(
+                f"{path}: run: {run.run} is the name of another config's run: {last.config} "
+                f"made {run.folder} with {key}: {said}. Give one of them another `run:`, or, to "
+                f"have this one take its place, delete {run.folder}/plan.json: what is computed "
+                "stays."
+            )
+
+
+def determining(run: Run) -> dict[str, Any]:
+    """Return what determines the results of a config: workload, options of the recipe, columns of
+    tables, and inputs relative to the folder of results/<run>."""
+    working = run_lock.working_folder(Path(run.folder))
+
+    def seen(path: str) -> str:
+        # What was named by an absolute path elsewhere stays there where a project moves.
+        is_elsewhere = Path(path).is_absolute() and not Path(path).is_relative_to(working)
+        return path if is_elsewhere else os.path.relpath(path, working)
+
+    return {
+        **({"samples": seen(run.samples)} if run.samples else {}),
+        "inputs": [seen(path) for path in run.inputs],
+        "workload": run.workload,
+        **products.options_of_values(run),
+        **{name: seen(path) for name, path in run.paths_of_options.items()},
+    }
+
+
+def asks_for_less(results: str) -> bool:
+    """Return whether the command line names a target, or an option for less than the whole run."""
+    option, project = "", results
+    if "/" in run_lock.name_of(Path(results)):  # one of several runs
+        project = str(Path(results).parent)
+    for word in sys.argv[1:]:
+        if word.startswith(LESS):
+            return True
+        if word.startswith("-"):
+            option = word if "=" not in word else ""
+        elif option in command_line.NAMING_ONE:
+            option = ""
+        elif option not in command_line.NAMING | command_line.FORCING and (
+            word in TARGETS or word.startswith((f"{project}/", command_line.PARTIAL_OF, "weights/"))
+        ):
+            return True
+    return False
+
+
+def refuse_selected_rules(
+    workflow: Any, rule: str, merging: Sequence[str], is_imported: bool, num_sets: int
+) -> None:
+    """Refuse `--until` and `--omit-from` if Snakemake would end without computing anything, and
+    `--allowed-rules` without all of our rules: the outputs of the others would count as current.
+
+    The names of rules, those that merge (`merging`) among them, follow the pattern `rule`. Several
+    sets of features are merged by several rules, and `--until merge` means all of these.
+    """
+    until, omitted, allowed = internals.selected_rules(workflow)
+    for name in map(rule.format, ("extract", "deliver")):
+        if name in until:
+            raise RefusedError(
+                f"--until {name}: Snakemake has no such job before there is a plan, and would end "
+                "without computing anything; to compute all now and merge later, name the target "
+                f"{rule.format('extracted')} in its place."
+            )
+    merge = rule.format("merge")
+    more = [*map(rule.format, merging)] if merge in until else []
+    if until and not internals.compute_until(workflow, more) and num_sets > 1:
+        raise RefusedError(
+            f"--until {' '.join(sorted(until))}: with several sets of features, this version of "
+            "Snakemake may end after the plans; leave it out, or name files as targets."
+        )
+    ours = {rule.format(verb) for verb in (*command_line.RULES, *merging)}
+    for name in sorted(ours & {*omitted}):
+        raise RefusedError(
+            f"--omit-from {name}: Snakemake would plan and compute nothing; to have everything but "
+            f"the report, type --until {merge} instead."
+        )
+    missing = {"plan", "extract", "report", *merging} - {*allowed}
+    if allowed and missing and not is_imported:
+        raise RefusedError(
+            f"--allowed-rules without {listed(sorted(missing))}: Snakemake would take what that "
+            "makes for done, whether it is or not; to have less than all, type --until merge."
+        )
+
+
+def refuse_unseen_edits(workflow: Any, run: Run, module: str) -> None:
+    """Refuse results of another config if `--rerun-triggers` keeps Snakemake from comparing
+    parameters."""
+    is_forced = any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
+    plan = Results(Path(run.folder)).find_plan()
+    if is_forced or internals.sees_edits(workflow) or not plan:
+        return
+    if changes := products.changes_since(plan, run):
+        raise RefusedError(
+            f"config of module {module}: {run.folder} was made of another config "
+            f"({in_words(changes)}), which --rerun-triggers keeps Snakemake from seeing; add "
+            "params and input to it."
+        )
+
+
+# ---- missing inputs ----
+
+
+def refuse_missing(
+    workflow: Any, run: Run, is_made: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Refuse files that the config names and that neither exist nor are made by a rule
+    (`is_made`), with the line that names them.
+
+    Files that were planned, or drawn, may be removed as long as the config is the planned one.
+    """
+    folder = Results(Path(run.folder))
+    plan = folder.find_plan()
+    gone = list[tuple[str, str]]()
+    for name, path in run.paths_of_options.items():
+        is_planned = plan is not None and plan.execution.get(name) == path
+        if is_planned and not Path(path).exists():
+            gone.append((f"options.{name}", path))
+        elif not is_made(path):
+            with refusing(run.origin.at("options", name)):
+                option_files.refuse_missing(run.options, name)
+    planned = {entry.path for entry in plan.inputs} if plan else set()
+    for path in run.inputs:
+        if path.startswith(f"results/{run.run.partition('/')[0]}/") or is_made(path):
+            continue
+        if path not in planned:
+            refuse_missing_input(workflow, path, run.inputs, run.origin)
+        elif not Path(path).exists():
+            gone.append(("inputs", path))
+    if run.samples and not run.samples.startswith("results/"):
+        refuse_unknown_labels(run, run.samples)
+        with refusing(f"{run.origin.at('samples')}: samples"):
+            files = run.files
+            if not {*files} <= planned:
+                made = {path for path in files if is_made(path)}
+                samples.read(Path(run.samples)).refuse_missing(planned | made)
+            gone += [("samples", path) for path in files if not Path(path).exists()]
+    lost = [(key, path) for key, path in gone if not is_made(path)]
+    if plan and lost and (why := changes_since_plan(folder, plan, run)):
+        key, path = lost[0]
+        where = f"{run.origin.at(*key.split('.'))}: {key}"
+        raise RefusedError(_gone(where, path, run.folder, why))
+
+
+def _gone(where: str, path: str, made: str, why: str) -> str:
+    """Return the sentence on a missing file from which `made` has to be made again, and `why`."""
+    return (
+        f"{where}: {path} is gone, and {made} has to be made anew of it ({why}); put it back, or "
+        "undo that change."
+    )
+
+
+def changes_since_plan(folder: Results, plan: Plan, run: Run) -> str:
+    """Return in words what has changed since the plan: keys, versions or files; "" if nothing."""
+    changes = products.changes_since(plan, run)
+    if not changes and (others := reruns.other_versions(run)):
+        return others
+    return in_words(changes) or next(iter(changed_sources(folder, plan)), "").rstrip(".")
+
+
+def refuse_missing_here(run: Run) -> None:
+    """Refuse a missing checkpoint that is not converted yet, and a missing table of labels. A
+    workflow that imports this one may make them."""
+    table, column = run.labels.file, run.labels.column
+    if run.model and not Path(run.weights_json).exists():
+        with refusing(f"{run.origin.at(*run.model_key)}: {'.'.join(run.model_key)}"):
+            weights.refuse_missing(run.model, run.workload)
+            run.options.check_files()
+    report = products.reported(run, Path(run.folder))
+    is_other = report.stands() != "yes"
+    if table and (Path(table).exists() or is_other):
+        key = "file"
+        with contextlib.suppress(UserError):  # which `check` raises again
+            key = "file" if column in labels.names_of(Path(table)) else "column"
+        ids = run.id_columns, run.labels.id_column
+        with refusing(f"{run.origin.at('labels', key)}: labels"):
+            labels.check(Path(table), column, *ids)
+        if is_other:  # a job is going to read it
+            with refusing(f"{run.origin.at('labels', 'file')}: labels"):
+                labels.read_ahead(Path(table), column, None, *ids, wanted=())
+
+
+def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
+    """Refuse an unreadable sheet of samples, with the line that names it."""
+    if not project.samples:
+        return
+    configs = internals.config_files(workflow)
+    hint = _elsewhere(Path(project.samples), [project.samples], configs)
+    if internals.is_imported(workflow) and not Path(project.samples).exists():
+        hint = " A rule may make the files that a sheet names, but not the sheet itself."
+    with refusing(f"{project.origin.at('samples')}: samples", hint):
+        samples.read(Path(project.samples))
+
+
+def refuse_unknown_labels(run: Run, sheet: str) -> None:
+    """Refuse labels by a column that the `sheet` of samples does not have."""
+    if run.labels.column and not run.labels.file:
+        with refusing(f"{run.origin.at('labels', 'column')}: labels"):
+            samples.read(Path(sheet)).refuse_unknown(run.labels.column)
+
+
+def refuse_missing_input(workflow: Any, path: str, inputs: Sequence[str], origin: Origin) -> None:
+    hint = _elsewhere(Path(path), inputs, internals.config_files(workflow))
+    with refusing(f"{origin.at('inputs')}: inputs", hint):
+        source.check(Path(path))
+
+
+def refuse_missing_of_steps(
+    workflow: Any, project: ProjectConfig, is_made: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Refuse what steps would refuse in a job, and their input files that neither exist nor are
+    made by a rule (`is_made`), such as a finished run. Files that were used may be removed as long
+    as the config is the same."""
+    folder = project.for_steps.folder
+    lacking = [
+        (made, path)
+        for made in project.products
+        for path in made.made_of
+        if not (path.startswith(f"{folder}/") or Path(path).exists() or is_made(path))
+    ]
+    gone = [(made, path) for made, path in lacking if Path(made.files[-1]).exists()]
+    missing = [pair for pair in lacking if pair not in gone]
+    if any(run.samples != project.samples for run in project.runs.values()):  # a step reads it
+        for run in project.runs.values():
+            refuse_unknown_labels(run, project.samples)
+        if missing:
+            with refusing(f"{project.origin.at('samples')}: samples"):
+                made_by_rules = {path for path in project.files if is_made(path)}
+                samples.read(Path(project.samples)).refuse_missing(made_by_rules)
+    for _, path in missing:
+        if path in project.inputs:
+            refuse_missing_input(workflow, path, project.inputs, project.origin)
+    for made, path in gone:
+        if why := made.differences().told:
+            raise RefusedError(_gone(_where(project, made.label), path, made.files[-1], why))
+    if problems := list(problems_of_files(project)):
+        raise RefusedError("\n".join(problems))
+    for made, path in missing:
+        where = _where(project, made.label)
+        raise RefusedError(f"{where}: {path}: there is no such file; name what is there.")
+
+
+def refuse_records(project: ProjectConfig) -> None:
+    """Refuse what steps would refuse of the planned records in a job, after all is computed."""
+    if all(reruns.is_computed(str(folder)) for folder in project.folders):
+        return
+    with refusing():
+        problems = list(problems_of_records(project))
+    if problems:
+        raise RefusedError("\n".join(problems))
+
+
+def _where(project: ProjectConfig, label: str) -> str:
+    """Return the place in the config of the step result with this `label`."""
+    return f"{project.origin.at(*label.split('.')[:2])}: {label}"
+
+
+def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> str:
+    """Return the command that finds the inputs beside the config, if this is in another folder;
+    "" if `path` exists or they are not there either."""
+    for file in configs:
+        folder = Path(os.path.relpath(file.parent))
+        is_elsewhere = folder != Path() and not path.exists()
+        if is_elsewhere and all((folder / name).exists() for name in inputs):
+            start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(file.name)}"
+            return f" It is there seen from {folder}; so type: {start}"
+    return ""
