@@ -38,15 +38,15 @@ from featuremill.steps.autoencoders import (
     card,
     estimate,
     measured,
-    names,
     network,
-    order,
     train,
     training,
 )
 from featuremill.steps.autoencoders import page as sae_page
+from featuremill.steps.autoencoders import vectors as training_vectors
 from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.ranks import Ranks
+from featuremill.steps.autoencoders.texts import names_of
 from featuremill.steps.autoencoders.training import Trainer
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 from featuremill.store.formats import RECORD
@@ -111,9 +111,9 @@ def refusal(capfd, *words, status=2):
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_an_epoch_has_each_vector_once_however_it_is_asked_for(num, seed, cut):
     with pytest.MonkeyPatch.context() as patch:  # so that there are blocks and windows
-        patch.setattr(order, "BLOCK", 16)
-        patch.setattr(order, "WINDOW", 128)
-        of = order.Order(num, seed)
+        patch.setattr(training_vectors, "BLOCK", 16)
+        patch.setattr(training_vectors, "WINDOW", 128)
+        of = training_vectors.Order(num, seed)
         whole = of.vectors(0, 2 * num)
         pieces = [of.vectors(at, min(cut, 2 * num - at)) for at in range(0, 2 * num, cut)]
     assert np.array_equal(np.concatenate(pieces), whole)
@@ -124,9 +124,9 @@ def test_an_epoch_has_each_vector_once_however_it_is_asked_for(num, seed, cut):
 
 
 def test_orders_differ_by_seed_and_mix_what_stands_together():
-    first, other = (order.Order(100_000, seed).vectors(0, 4096) for seed in (0, 1))
+    first, other = (training_vectors.Order(100_000, seed).vectors(0, 4096) for seed in (0, 1))
     assert len(set(first) & set(other)) < 400
-    assert len(set(first // order.BLOCK)) > 300  # of 391 blocks
+    assert len(set(first // training_vectors.BLOCK)) > 300  # of 391 blocks
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.1
 
 
@@ -636,7 +636,7 @@ def test_words_that_the_strongest_records_share_are_named_where_they_are_rare_el
     rows.append({"id": "none", "description": None})
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "records.parquet")
     asked = [["r0", "r1", "r2", "r3", "r4"], ["r0", "r10", "r11"], ["none"], []]
-    found = names.names_of(tmp_path / "records.parquet", asked)
+    found = names_of(tmp_path / "records.parquet", asked)
     assert found.words_M == [["coli", "ribosomal"], [], [], []]  # all have "protein"
     assert found.descriptions["r4"] == texts[4] and found.descriptions["none"] == ""
     assert set(found.descriptions) == {"r0", "r1", "r2", "r3", "r4", "r10", "r11", "none"}

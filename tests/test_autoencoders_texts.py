@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from featuremill import __main__, features
-from featuremill.steps.autoencoders import card, contexts, network, origin
+from featuremill.steps.autoencoders import card, network, origin, texts
 from featuremill.workloads.encoder import tracing
 
 PLACE = "results/texts_sae/autoencoders/tokens"
@@ -89,7 +89,7 @@ def test_a_changed_tokenizer_or_config_names_nothing(desk, run, tmp_path, monkey
     assert origin.of(here).model == "model"
     path.write_text(path.read_text().replace('"dropout":null', '"dropout": null').swapcase())
     assert origin.of(here) == origin.Origin()
-    assert contexts.contexts_of(here, "tokens_layer_1", [("visit01", 3)]) == {}
+    assert texts.contexts_of(here, "tokens_layer_1", [("visit01", 3)]) == {}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_page_shows_each_features_strongest_tokens_in_their_texts(desk, run)
 
 
 def test_contexts_are_escaped_whole_words_on_one_line(desk, run):
-    found = contexts.contexts_of(
+    found = texts.contexts_of(
         run, "tokens_layer_1", [("odd", 110), ("odd", 0), ("lines", 6), ("none", 0), ("odd", 10**6)]
     )
     assert set(found) == {("odd", 110), ("odd", 0), ("lines", 6)}
@@ -145,7 +145,7 @@ def test_without_the_texts_the_page_still_lists_records(desk, run, tmp_path):
     shutil.copytree(desk.folder / "results", tmp_path / "results")
     shutil.rmtree(tmp_path / "results/texts_sae/store/shards")
     here = tmp_path / "results/texts_sae"
-    assert contexts.contexts_of(here, "tokens_layer_1", [("visit01", 3)]) == {}
+    assert texts.contexts_of(here, "tokens_layer_1", [("visit01", 3)]) == {}
 
 
 # Published autoencoders

@@ -245,6 +245,7 @@ LETTERS = [(id, states(text)) for id, text in LABELLED]
         ([(id, text[:1] + " " + text[2:]) for id, text in LETTERS], (), "have ' '; write a "),
         (LETTERS, ("--column", "ss"), "this is FASTA, which has no column 'ss' (--column)"),
         (LETTERS, ("--kind", "mlp"), "--kind: this is of classes, and not of --task per_residue"),
+        (LETTERS, ("--mask", "CEH"), "l.fasta: all labels of records with vectors are masked"),
         (LETTERS, ("--vectors", "mean"), "takes one column of one set of features; name one"),
     ],
 )  # fmt: skip

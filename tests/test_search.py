@@ -155,7 +155,7 @@ def search_blocks(vectors, queries, k, metric, size):
     found = nearest.Nearest(queries, k, metric, vectors.dtype)
     for start in range(0, len(vectors), size):
         found.add(start, vectors[start : start + size])
-    return found.found()
+    return found.hits()
 
 
 @pytest.mark.parametrize(

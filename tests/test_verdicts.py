@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -149,16 +148,17 @@ def write_head(folder, labels):
     folder.mkdir()
     ids, names = list(labels), list(labels.values())
     scores = np.tile([0.75, 0.25], (len(ids), 1))
-    told = SimpleNamespace(ids=ids, sha256s=[str(n) for n in range(len(ids))])
+    sha256s = [str(n) for n in range(len(ids))]
     columns = {"label": names, "group": names}
     columns |= {f"score_{name}": scores[:, n] for n, name in enumerate(CLASSES)}
     tensors = {"weight": np.zeros((2, 3)), "bias": np.zeros(2)}
+    path = folder / card.HELD_OUT
     card.Card(
         kind="logistic",
         classes=[*CLASSES],
         features=[card.Part(width=3)],
         sha256=card.write_tensors(folder / card.TENSORS, tensors),
-        held_out_sha256=held_out.write(folder / card.HELD_OUT, told, columns, ID_ALONE),
+        held_out_sha256=held_out.write(path, ids, sha256s, columns, ID_ALONE),
         scores={"accuracy": [0.5, 0.4, 0.6], "auc": [0.55, 0.45, 0.65]},
         guesses={"accuracy": 0.5, "auc": 0.5},
     ).write(folder / card.CARD)

@@ -239,12 +239,14 @@ def test_no_id_meets_the_vector_or_the_verdict_of_another(
             with pytest.raises(UserError, match="no record has all the features"):
                 predict.predict(folder / "head", places, folder / "p.tsv", (), True)
             return
-        counts = predict.predict(folder / "head", places, folder / "p.tsv", (), True)
+        predicted, num_missing = predict.predict(
+            folder / "head", places, folder / "p.tsv", (), True
+        )
         write(folder / "t", folder / "p.tsv", folder / "v.tsv", by)
     missing = table(folder / "p.missing.tsv")
-    assert len(missing) == counts.missing
+    assert len(missing) == num_missing
     assert {row["id"] for row in missing} == failed["nucleotides"] | failed["proteins"]
-    without = check_verdicts(folder / "v.tsv", contigs, told, counts.predicted, len(missing))
+    without = check_verdicts(folder / "v.tsv", contigs, told, predicted, len(missing))
     assert without["refused"] == translation.contigs.refused
     assert without["without"] == translation.contigs.without_fragments
 

@@ -48,9 +48,10 @@ def read(folder: Path, card: type[One], name: str, tensors: str, missing: str) -
 def refuse_other_folder(
     folder: Path, is_ours: Callable[[str], object], is_file: str, is_other: str
 ) -> None:
-    """Raise UserError where `folder` is a file, or holds what is not of the step."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: this is a file; {is_file}.")
+    """Raise UserError where `folder` is a file or in one, or has files of others."""
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path}: this is a file; {is_file}.")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if other := next((name for name in names if not (is_ours(name) or ours.is_beside(name))), None):
         raise UserError(f"{folder}: this folder holds {other!r}, which is {is_other}.")

@@ -1,20 +1,22 @@
-"""A table that a step makes, with a card in JSON and one more table beside it, all of one name."""
+"""A table that a step makes, with a card in JSON and one more table beside it, all of one name; and
+options of commands that are keys of a section."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 from featuremill.kit.ids import ID_ALONE, IdColumns
-from featuremill.step import Made, Project, State, stated
+from featuremill.step import Made, Project, Section, State, stated
 
 if TYPE_CHECKING:
     from featuremill.features import Listed
 
-__all__ = ["Table", "id_columns_of", "words_of"]
+__all__ = ["Table", "add_options", "id_columns_of", "words_of"]
 
 
 class Table(NamedTuple):
@@ -66,6 +68,25 @@ def _listed(card: Path) -> State:
 
     content = read_json(card) or {}
     return stated(content, content.get("made_of", {}))
+
+
+def add_options(parser: argparse.ArgumentParser, section: type[Section], *keys: str) -> None:
+    """Add keys of a section as options of a command, with their descriptions as help."""
+    for key in keys:
+        field = section.model_fields[key]
+        kind: Any = field.annotation
+        while get_origin(kind) not in (None, Literal):  # Annotated[int, Field(ge=1)] | None
+            kind, *_ = get_args(kind)
+        text, default = (field.description or "").replace("%", "%%"), field.get_default()
+        parser.add_argument(
+            *[f"-{key}"] * (len(key) == 1),
+            f"--{key.replace('_', '-')}",
+            type=str if get_args(kind) else kind,
+            choices=get_args(kind) or None,
+            required=field.is_required(),
+            default=None if field.is_required() else default,
+            help=text if field.is_required() or default is None else f"{text} Default: {default}.",
+        )
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:

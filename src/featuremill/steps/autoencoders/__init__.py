@@ -11,9 +11,10 @@ from pydantic import Field
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.tables import words_of
 from featuremill.step import Command, Made, Name, Project, Section, Several, State, stated
 from featuremill.steps.autoencoders import variables
-from featuremill.steps.autoencoders.progress import LOCK
+from featuremill.steps.autoencoders.progress import LOCK, latest
 from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
 
 KEY = "autoencoders"
@@ -32,6 +33,11 @@ COMMANDS = {
 DELIVERED = ("sae_weights.safetensors", "cfg.json", "sae.json", "features.tsv", "report.html")
 """The files of an autoencoder; the page comes last."""
 VARIABLES = variables.OF_TORCHRUN
+OPTIONS = (
+    *("kind", "features", "k", "sparsity", "bandwidth", "batch", "steps", "seed"),
+    *("learning_rate", "dead_after", "held_out", "dtype"),
+)
+"""The keys that determine the values, beside the vectors."""
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
@@ -48,12 +54,12 @@ class Autoencoder(Section):
     """Which features are active: the `k` largest (`topk`), all above 0, with a penalty on their sum
     (`relu`), or all above a threshold, with a penalty on their count (`jumprelu`)."""
     k: Count | None = None
-    """Of `topk`: features that are active in a vector. If not given, 32."""
+    """`topk`: features that are active in a vector; 32 if not given."""
     sparsity: float | None = Field(default=None, gt=0)
-    """Of `relu` and `jumprelu`: weight of the penalty beside the squared error, of vectors with the
-    mean length sqrt(width). More leaves fewer features active. If not given, 1."""
+    """`relu` and `jumprelu`: weight of the penalty beside the squared error, of vectors with the
+    mean length sqrt(width); 1 if not given. More leaves fewer features active."""
     bandwidth: float | None = Field(default=None, gt=0)
-    """Of `jumprelu`: how far around a threshold numbers move it. If not given, 0.05."""
+    """`jumprelu`: how far around a threshold numbers move it; 0.05 if not given."""
     batch: Count = 4096
     """Vectors of a step, over all devices."""
     steps: Count = 10_000
@@ -62,7 +68,7 @@ class Autoencoder(Section):
     """The seed of the order of the vectors, the initial weights and the choice of held-out
     records."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """If not given, 2e-4 / sqrt(features / 16384)."""
+    """The learning rate; 2e-4 / sqrt(features / 16384) if not given (Gao et al. 2024)."""
     dead_after: Count = 200
     """A feature that was not active for so many steps counts as dead. Only dead features learn from
     the auxiliary loss."""
@@ -90,12 +96,7 @@ class Autoencoder(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill sae train`."""
-        options = self.model_dump(exclude={"of", "encode", "gpus"}, exclude_unset=True)
-        return [
-            f"--{key.replace('_', '-')}={value}"
-            for key, value in options.items()
-            if value is not None
-        ]
+        return words_of(self.model_dump(exclude={"of", "encode", "gpus"}, exclude_unset=True))
 
 
 SECTION = dict[Name, Autoencoder]
@@ -106,9 +107,9 @@ def folder_of(name: str, project: Project) -> str:
     return f"{project.folder}/{KEY}/{name}"
 
 
-def encoded(asked: Autoencoder, project: Project) -> Mapping[str, str]:
+def encoded(autoencoder: Autoencoder, project: Project) -> Mapping[str, str]:
     """Return the runs to encode, by the names of their tables."""
-    folders = map(project.features_of, asked.encode)
+    folders = map(project.features_of, autoencoder.encode)
     return {folder.rpartition("/")[2]: folder for folder in folders}
 
 
@@ -117,15 +118,14 @@ def problems(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the errors that a training would report."""
     from featuremill.steps.autoencoders.card import Options, refuse_other_count
-    from featuremill.steps.autoencoders.command import OPTIONS
 
-    for name, one in asked.items():
-        given = {key: getattr(one, key) for key in OPTIONS}
+    for name, autoencoder in asked.items():
+        options = partial(autoencoder.model_dump, include=set(OPTIONS))
         checks: dict[str, Callable[[], Any]] = {
-            "of": partial(project.features_of, one.of),
-            "encode": partial(encoded, one, project),
-            "gpus": partial(refuse_other_count, one.gpus),
-            "features": partial(lambda given: Options.of(given).check(), given),
+            "of": partial(project.features_of, autoencoder.of),
+            "encode": partial(encoded, autoencoder, project),
+            "gpus": partial(refuse_other_count, autoencoder.gpus),
+            "features": lambda options=options: Options.of(options()).check(),  # type: ignore[misc]
         }
         for key, check in checks.items():
             try:
@@ -140,11 +140,11 @@ def problems_of_files(
     """Yield a missing column of vectors, or several columns without a choice."""
     from featuremill.features import chosen
 
-    for name, one in asked.items():
-        of = one.of or next(iter(project.features))
+    for name, autoencoder in asked.items():
+        features = autoencoder.of or next(iter(project.features))
         try:
-            if ahead := project.ahead(of):
-                chosen(ahead.schema, one.vectors, of, "vectors:", of_residues=True)
+            if ahead := project.ahead(features):
+                chosen(ahead.schema, autoencoder.vectors, features, "vectors:", of_residues=True)
         except UserError as error:
             yield (name, "vectors"), str(error)
 
@@ -152,48 +152,43 @@ def problems_of_files(
 def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
     """Return each autoencoder with its page, and the tables that it encodes."""
     every = []
-    for name, one in asked.items():
+    for name, autoencoder in asked.items():
         folder, logs = folder_of(name, project), f"{project.logs}/{KEY}/{name}"
         every.append(
             Made(
                 f"{KEY}.{name}",
                 [f"{folder}/{file}" for file in DELIVERED],
-                [f"{project.features_of(one.of)}/manifest.json"],
+                [f"{project.features_of(autoencoder.of)}/manifest.json"],
                 [f"{logs}.train.log", f"{logs}.report.log"],
                 [folder],
-                partial(_progress, Path(folder)),
-                asked=_options(one),
+                partial(latest, Path(folder)),
+                asked=_options(autoencoder),
                 card=partial(_listed, Path(folder)),
                 lock=f"{folder}/{LOCK}",
             )
         )
-        for table, run in encoded(one, project).items():
-            file, made_of = (
+        for table, run in encoded(autoencoder, project).items():
+            inputs = [f"{folder}/{DELIVERED[0]}", f"{folder}/sae.json", f"{run}/manifest.json"]
+            file, label, log = (
                 f"{folder}.{table}.parquet",
-                [f"{folder}/{DELIVERED[0]}", f"{folder}/sae.json", f"{run}/manifest.json"],
+                f"{KEY}.{name}.{table}",
+                f"{logs}.{table}.log",
             )
-            label, log = f"{KEY}.{name}.{table}", f"{logs}.{table}.log"
-            every.append(Made(label, [file], made_of, [log], [file]))
+            every.append(Made(label, [file], inputs, [log], [file]))
     return every
 
 
-def _options(asked: Autoencoder) -> Mapping[str, Any]:
-    """Return the options that decide the values, as sae.json has them."""
+def _options(autoencoder: Autoencoder) -> Mapping[str, Any]:
+    """Return the options that determine the values, as sae.json has them."""
     from featuremill.steps.autoencoders.card import Options
-    from featuremill.steps.autoencoders.command import OPTIONS
 
-    settled = Options.of({key: getattr(asked, key) for key in OPTIONS}).model_dump(mode="json")
-    return {**asked.model_dump(mode="json", exclude={"of", "encode", "gpus"}), **settled}
+    settled = Options.of(autoencoder.model_dump(include=set(OPTIONS))).model_dump(mode="json")
+    exclude = {"of", "encode", "gpus"}
+    return {**autoencoder.model_dump(mode="json", exclude=exclude), **settled}
 
 
 def _listed(folder: Path) -> State:
     from featuremill.steps.autoencoders.card import CARD, Card
 
-    found = Card.find(folder / CARD)
-    return stated(found.options.model_dump(mode="json") if found else {})
-
-
-def _progress(folder: Path) -> str:
-    from featuremill.steps.autoencoders.card import progress
-
-    return progress(folder)
+    card = Card.find(folder / CARD)
+    return stated(card.options.model_dump(mode="json") if card else {})

@@ -16,7 +16,6 @@ from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
-from featuremill.steps.autoencoders.progress import progress as progress
 from featuremill.steps.autoencoders.variables import PACKAGES as NEEDED
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
@@ -40,11 +39,11 @@ OF_KIND: dict[str, dict[str, float]] = {
     "relu": {"sparsity": 1.0},
     "jumprelu": {"sparsity": 1.0, "bandwidth": 0.05},
 }
-"""The options of each kind that others do not have, with what they are if not given. Those of relu
-and jumprelu are SAELens' own."""
+"""The options of each kind that others do not have, with their defaults. Those of relu and jumprelu
+are SAELens' own."""
 CHOICES = ("k", "sparsity", "bandwidth")
 ARCHITECTURES = {"topk": "topk", "relu": "standard", "jumprelu": "jumprelu"}
-"""What SAELens calls each kind."""
+"""SAELens' name of each kind."""
 
 
 class Options(JsonRecord):
@@ -58,7 +57,7 @@ class Options(JsonRecord):
     sparsity: Number | None = None
     """Weight of the penalty: of relu on the sum of the features, of jumprelu on their count."""
     bandwidth: Number | None = None
-    """Of the estimate of a threshold's gradient."""
+    """Width of the estimate of a threshold's gradient."""
     batch: int
     """Vectors of a step, over all ranks."""
     steps: int
@@ -67,15 +66,14 @@ class Options(JsonRecord):
     dead_after: int
     """Steps without activity after which a feature counts as dead."""
     held_out: Number
-    """Share of the records."""
+    """Share of the records that no fit sees."""
     dtype: Literal["fp32", "bf16"]
-    """Of matrix products."""
+    """Number type of matrix products."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
-        """Return the options that are `given`; for those that are None, what they are by
-        themselves."""
-        chosen = {name: value for name, value in given.items() if value is not None}
+    def of(cls, options: Mapping[str, Any]) -> Options:
+        """Return `options`, with the defaults of those that are None."""
+        chosen = {name: value for name, value in options.items() if value is not None}
         rate = 2e-4 / (max(1, chosen["features"]) / 2**14) ** 0.5
         return cls(**{"learning_rate": rate, **OF_KIND[chosen["kind"]], **chosen})
 
@@ -116,7 +114,7 @@ class Source(JsonRecord):
     is_per_residue: bool
     width: int
     parts: str
-    """One digest of all parts."""
+    """The digest of all parts."""
     settings: Settings
     """The settings of the recipe."""
 
@@ -129,7 +127,7 @@ class Card(JsonFile):
     options: Options
     source: Source
     sha256: str
-    """Of sae_weights.safetensors."""
+    """The sha256 of sae_weights.safetensors."""
     counts: dict[str, int]
     last: dict[str, Any]
     """The last line of training.jsonl."""
@@ -153,22 +151,22 @@ def slices_of(rank: int, num_ranks: int) -> range:
 def pairs_of(slices: range) -> list[range]:
     """Return the longest ranges within `slices` whose sums stand in the order of pairs: of 1, 2, 4
     or 8 slices, each from a multiple of its length on."""
-    found: list[range] = []
+    ranges: list[range] = []
     start = slices.start
     while start < slices.stop:
         size = SLICES
         while start % size or start + size > slices.stop:
             size //= 2
-        found.append(range(start, start + size))
+        ranges.append(range(start, start + size))
         start += size
-    return found
+    return ranges
 
 
 def identity(options: Options, source: Source) -> dict[str, Any]:
     """Return everything that identifies a training, by name; the path of the run does not count."""
     entry = source.as_json()
-    made = options.model_dump(mode="json", exclude_defaults=True)  # early ones have no kind
-    return {**made, **{key: entry[key] for key in ("recipe", "column", "parts")}}
+    of_options = options.model_dump(mode="json", exclude_defaults=True)
+    return {**of_options, **{key: entry[key] for key in ("recipe", "column", "parts")}}
 
 
 def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -210,8 +208,8 @@ def write_config(path: Path, options: Options, width: int, model: str = "", hook
         # keys.
         "metadata": {"sae_lens_version": "6.54.0", "sae_lens_training_version": None},
     }
-    told = {"model_name": model, "hook_name": hook}
-    config["metadata"] |= {name: text for name, text in told.items() if text}
+    names = {"model_name": model, "hook_name": hook}
+    config["metadata"] |= {key: name for key, name in names.items() if name}
     if options.kind == "topk":
         config |= {"k": options.k, "rescale_acts_by_decoder_norm": False}
     write_json(path, config)

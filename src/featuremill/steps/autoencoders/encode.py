@@ -36,12 +36,12 @@ class Encoded(NamedTuple):
     ids: list[str]
     rows: Rows
     counts: Rows
-    """Vectors of each record."""
+    """The number of vectors of each record."""
     vectors_VD: npt.NDArray[np.float32]
     vector_N: torch.Tensor
     feature_N: torch.Tensor
     value_N: torch.Tensor
-    """Above 0."""
+    """Values above 0."""
 
     def highest(self, num_features: int) -> npt.NDArray[np.float32]:
         """Return the highest value of each feature in each record, (records, M)."""
@@ -50,16 +50,16 @@ class Encoded(NamedTuple):
         return values.view(-1, num_features).numpy()
 
     def where(self, highest_RM: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-        """Return at which of a record's vectors each feature is highest, (records, M); the first
-        one where several are, and 0 for features that are not active."""
+        """Return the number of the record's vector at which each feature is highest, (records, M):
+        the first of equal ones, and 0 for features that are not active."""
         starts = np.cumsum(self.counts) - self.counts
         within_N = self.vector_N.numpy() - np.repeat(starts, self.counts)[self.vector_N.numpy()]
         places_N = self._places(highest_RM.shape[1]).numpy()
         is_highest_N = self.value_N.numpy() == highest_RM.ravel()[places_N]
-        found = np.zeros(highest_RM.size, np.int32)
-        # Of equal places the last one is kept.
-        found[places_N[is_highest_N][::-1]] = within_N[is_highest_N][::-1]
-        return found.reshape(highest_RM.shape)
+        numbers = np.zeros(highest_RM.size, np.int32)
+        # Of equal indices, NumPy keeps the last value.
+        numbers[places_N[is_highest_N][::-1]] = within_N[is_highest_N][::-1]
+        return numbers.reshape(highest_RM.shape)
 
     def rebuilt(self, tensors: network.Tensors) -> torch.Tensor:
         """Return the vectors (V, D) that the active features rebuild."""
@@ -105,9 +105,9 @@ class Encoder:
             self._open_trained(run, takes_any_recipe, column)
         width, num_features = self.tensors["W_enc"].shape
         self.num_features = num_features
-        if (found := self.vectors.column.width) != width:
+        if (here := self.vectors.column.width) != width:
             raise UserError(
-                f"{run}: {self.vectors.column.name} has {found:,} numbers a vector, and {sae} was "
+                f"{run}: {self.vectors.column.name} has {here:,} numbers a vector, and {sae} was "
                 f"trained on {width:,}; {self._like}."
             )
         self._most = max(1, BLOCK_NUMBERS // max(num_features, width))
@@ -115,9 +115,9 @@ class Encoder:
         self.vectors.check()
 
     def _open_trained(self, run: Path, takes_any_recipe: bool, column: str | None) -> None:
-        self._card, self.tensors = made, _ = card.read(self._folder)
-        self.form = network.Form(made.options.kind, made.options.k or 0)
-        source = made.source
+        self._card, self.tensors = trained, _ = card.read(self._folder)
+        self.form = network.Form(trained.options.kind, trained.options.k or 0)
+        source = trained.source
         if column not in (None, source.column):
             raise UserError(
                 f"--vectors {column}: {self._folder} was trained on {source.column}; leave "
@@ -125,7 +125,10 @@ class Encoder:
             )
         self.vectors = features.open_parts(run, source.column)
         self._like = f"name a run like {source.run}"
-        self.told: dict[str, object] = {"sae_sha256": made.sha256, "source": source.as_json()}
+        self.provenance: dict[str, object] = {
+            "sae_sha256": trained.sha256,
+            "source": source.as_json(),
+        }
         is_other = self.vectors.recipe != source.recipe
         is_as_wide = self.vectors.column.width == source.width
         if is_other and is_as_wide and not takes_any_recipe:
@@ -136,17 +139,18 @@ class Encoder:
             )
 
     def _open_published(self, run: Path, takes_any_recipe: bool, column: str | None) -> None:
-        found = published.read(self._folder)
-        self.form, self.tensors = found.form, found.tensors
+        sae = published.read(self._folder)
+        self.form, self.tensors = sae.form, sae.tensors
         self._like = "take vectors of the network and layer that it is of"
-        self.told = {"sae_sha256": found.sha256}
-        self.told |= {"model_name": found.model, "hook_name": found.hook}
-        made_of = origin.of(run)
-        if column is None and not (takes_any_recipe and found.hook not in made_of.hooks.values()):
-            column = found.column_in(run, made_of)
+        names = {"model_name": sae.model, "hook_name": sae.hook}
+        self.provenance = {"sae_sha256": sae.sha256, **names}
+        network_of_run = origin.of(run)
+        hooks = network_of_run.hooks.values()
+        if column is None and not (takes_any_recipe and sae.hook not in hooks):
+            column = sae.column_in(run, network_of_run)
         self.vectors = features.open_parts(run, column)
-        if self.vectors.column.width == len(found.tensors["W_enc"]) and not takes_any_recipe:
-            found.refuse_other(run, made_of, self.vectors.column.name)
+        if self.vectors.column.width == len(sae.tensors["W_enc"]) and not takes_any_recipe:
+            sae.refuse_other(run, network_of_run, self.vectors.column.name)
 
     @property
     def card(self) -> Card:
@@ -179,14 +183,14 @@ class Encoder:
     @torch.no_grad()
     def _encoded(self, ids: list[str], rows: Rows) -> Encoded:
         vectors, counts = self.vectors.of_rows(rows)
-        found, first = [], 0
+        blocks, first = [], 0
         # A single record may be long.
         for x_BD in torch.split(torch.from_numpy(vectors), self._most):
             z_BM = network.features(self.tensors, x_BD, self.form)
             vector_N, feature_N = torch.nonzero(z_BM, as_tuple=True)
-            found.append((vector_N + first, feature_N, z_BM[vector_N, feature_N]))
+            blocks.append((vector_N + first, feature_N, z_BM[vector_N, feature_N]))
             first += len(x_BD)
-        return Encoded(ids, rows, counts, vectors, *map(torch.cat, zip(*found, strict=True)))
+        return Encoded(ids, rows, counts, vectors, *map(torch.cat, zip(*blocks, strict=True)))
 
 
 def encode(
@@ -208,7 +212,7 @@ def encode(
     vectors = encoder.vectors
     schema = pa.schema(
         {**dict.fromkeys(vectors.id_columns.names, pa.string()), "features": ACTIVE},
-        metadata={"featuremill": json.dumps(encoder.told, sort_keys=True)},
+        metadata={"featuremill": json.dumps(encoder.provenance, sort_keys=True)},
     )
     num_done = 0
     with (

@@ -34,24 +34,25 @@ SLICE_OF_FEATURES, SLICE_OF_WIDTH = {"topk": 4, "relu": 4, "jumprelu": 6}, 6
 
 
 class Needed(NamedTuple):
-    """All in bytes."""
+    """The memory and disk of a training, in bytes."""
 
     device: int
-    """Of each device: of a CPU, the memory of each rank beside the host's."""
+    """Memory of each device; of a CPU, the memory of each rank beside `host`."""
     host: int
-    """Of each rank, in the host's memory."""
+    """Memory of each rank in the host."""
     mapped: int
-    """Of the run's vectors; the page cache keeps as much as fits."""
+    """Size of the run's vectors; the page cache keeps as much as fits."""
     checkpoint: int
+    """Size of a checkpoint."""
     weights: int
-    """Of files."""
+    """Size of the autoencoder."""
 
     def total(self, kind: str) -> int:
         """Return the host's memory of one rank that computes on `kind`."""
         return self.host + (self.device if kind == "cpu" else 0)
 
     def text(self, kind: str) -> str:
-        """Return it in words."""
+        """Return the memory in words."""
         where = "" if kind == "cpu" else f"{human_bytes(self.device)} of each GPU, "
         return (
             f"each with {where}{human_bytes(self.total(kind))} of memory, beside "
@@ -70,13 +71,13 @@ def of(options: Options, vectors: Parts, num_ranks: int) -> Needed:
 def needed(
     options: Options, width: int, num_ranks: int, num_rows: int = 0, num_bytes: int = 0
 ) -> Needed:
-    """Return the same for vectors of `width` numbers in `num_rows` records."""
+    """Return the memory for vectors of `width` numbers in `num_rows` records."""
     num_features = options.features
     parameters = 2 * width * num_features + num_features + width
     if options.kind == "jumprelu":
         parameters += num_features
     shares = [pairs_of(slices_of(rank, num_ranks)) for rank in range(num_ranks)]
-    depths = [n + max(1, (len(e) // 2).bit_length()) for of in shares for n, e in enumerate(of)]
+    depths = [n + max(1, (len(e) // 2).bit_length()) for own in shares for n, e in enumerate(own)]
     num_buffers = max(depths) + (num_ranks > 1)
     # Autograd makes each gradient before it is added: the largest have half the parameters.
     copies = 3 + num_buffers + 1
@@ -89,7 +90,7 @@ def needed(
     return Needed(device, host, num_bytes, 3 * FLOAT * parameters, FLOAT * parameters)
 
 
-def say(root: Path, column: str | None, options: Options, num_ranks: int, as_json: bool) -> None:
+def show(root: Path, column: str | None, options: Options, num_ranks: int, as_json: bool) -> None:
     """Print the memory of a training on the run in `root`."""
     options.check()
     refuse_other_count(num_ranks)

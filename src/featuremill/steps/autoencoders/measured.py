@@ -64,7 +64,7 @@ class Top(NamedTuple):
         places."""
         of_feature = (self.values_MT[feature].tolist(), self.places_MT[feature].tolist())
         rows = zip(self.ids_MT[feature], *of_feature, strict=True)
-        return [(id, value, place) for id, value, place in rows if value > 0]
+        return [(id, value, number) for id, value, number in rows if value > 0]
 
 
 class _Sums:
@@ -157,12 +157,12 @@ def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Stronge
     ids_R = np.array(block.ids, object)
     by_id_R = np.argsort(ids_R, kind="stable")
     keep = by_id_R[np.argsort(-highest_RM[by_id_R], axis=0, kind="stable")[:MOST_RECORDS].T]
-    found = (
+    of_block = (
         np.take_along_axis(highest_RM.T, keep, 1),
         ids_R[keep],
         np.take_along_axis(block.where(highest_RM).T, keep, 1),
     )
-    values, ids, places = (np.concatenate(pair, 1) for pair in zip(earlier, found, strict=True))
+    values, ids, places = (np.concatenate(pair, 1) for pair in zip(earlier, of_block, strict=True))
     place_of_id = np.unique(ids, return_inverse=True)[1].reshape(ids.shape)
     best = np.lexsort((place_of_id, -values), axis=1)[:, :MOST_RECORDS]
     values, ids, places = (np.take_along_axis(each, best, 1) for each in (values, ids, places))

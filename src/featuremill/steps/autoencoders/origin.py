@@ -1,4 +1,4 @@
-"""What made a run's vectors: its network, by name, and the places in it that its columns are.
+"""The network that computed a run's vectors, by name, and the place in it of each column.
 
 A workload may have `hooks(options, weights)`, which returns what TransformerLens calls the states
 in each column, or None for a network that is none of language; and
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,26 +27,26 @@ SMALL_FILES = (".json", ".txt", ".model")
 
 
 class Origin(NamedTuple):
-    """Of the vectors of a run."""
+    """The network of a run's vectors."""
 
     model: str = ""
     """The network's name; "" where it is none of language, or is not known."""
     hooks: Mapping[str, str] = {}
-    """The place in the network that a column is, by column."""
+    """The place in the network by column."""
 
 
-class Made(NamedTuple):
-    """What a run was computed with."""
+class Computed(NamedTuple):
+    """The workload, the options and the weights of a run."""
 
     workload: Any
     options: Any
     model: str
     weights: Weights | None
-    """None where these are no longer here, or are others."""
+    """None where the weights are no longer here, or are others."""
 
 
-def made(root: Path) -> Made | None:
-    """Return what the run in `root` was computed with; None if its workload is not here."""
+def computed(root: Path) -> Computed | None:
+    """Return the workload of the run in `root` with its weights; None if it is not installed."""
     results = Results(root)
     plan = results.read_plan()
     try:
@@ -55,40 +56,38 @@ def made(root: Path) -> Made | None:
         name = workload.weights(options) or ""
     except (UserError, AttributeError):  # of another version, which lacks an option
         return None
-    found = None
+    weights = None
     if plan.weights:
         path = results.placed(plan.weights)
-        try:
-            found = read_weights(path, plan.settings.workload)
-            is_same = found.sha256 == plan.settings.weights_sha256 and _is_unchanged(path)
-        except (UserError, IntegrityError, OSError):
-            is_same = False
-        found = found if is_same else None
-    return Made(workload, options, name, found)
+        with suppress(UserError, IntegrityError, OSError):
+            there = read_weights(path, plan.settings.workload)
+            if there.sha256 == plan.settings.weights_sha256 and _is_unchanged(path):
+                weights = there
+    return Computed(workload, options, name, weights)
 
 
 def _is_unchanged(path: Path) -> bool:
-    """Return whether the small files of the weights that the JSON at `path` names are as then."""
-    told = json.loads(path.read_text("utf-8"))
+    """Return whether the small files of the weights have the digests in the JSON at `path`."""
+    content = json.loads(path.read_text("utf-8"))
     return all(
-        sha256_of(Path(told["path"]) / file["path"]) == file["sha256"]
-        for file in told.get("files", ())
+        sha256_of(Path(content["path"]) / file["path"]) == file["sha256"]
+        for file in content.get("files", ())
         if file["path"].endswith(SMALL_FILES)
     )
 
 
 def of(root: Path) -> Origin:
     """Return the origin of the vectors of the run in `root`, as far as it is known."""
-    found = made(root)
-    if found is None or found.weights is None or not hasattr(found.workload, "hooks"):
+    run = computed(root)
+    if run is None or run.weights is None or not hasattr(run.workload, "hooks"):
         return Origin()
-    hooks = found.workload.hooks(found.options, found.weights)
-    return Origin() if hooks is None else Origin(name_of(found.model), hooks)
+    hooks = run.workload.hooks(run.options, run.weights)
+    return Origin() if hooks is None else Origin(name_of(run.model), hooks)
 
 
 def name_of(model: str) -> str:
     """Return the name of a model as others write it: that on Hugging Face, or of its folder."""
-    if found := IN_CACHE.search(model):
-        return f"{found['owner']}/{found['name']}"
+    if match := IN_CACHE.search(model):
+        return f"{match['owner']}/{match['name']}"
     path = Path(model).expanduser()
     return path.resolve().name if path.is_absolute() or path.exists() else model

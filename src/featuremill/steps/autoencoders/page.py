@@ -11,9 +11,8 @@ import numpy as np
 from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, records
 from featuremill.steps.autoencoders.card import FEATURES, Card, Options
-from featuremill.steps.autoencoders.contexts import Contexts
 from featuremill.steps.autoencoders.measured import FAR, Held, Top
-from featuremill.steps.autoencoders.names import Names
+from featuremill.steps.autoencoders.texts import Contexts, Names
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
@@ -62,9 +61,9 @@ def write_page(
                     id,
                     f"{value:.3g}",
                     clipped(names.descriptions[id], MOST_TEXT),
-                    contexts.get((id, place)),
+                    contexts.get((id, number)),
                 )
-                for id, value, place in top.records_of(feature)
+                for id, value, number in top.records_of(feature)
             ],
         )
         for feature in order[:MOST_FEATURES]

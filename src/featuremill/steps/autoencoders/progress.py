@@ -39,7 +39,7 @@ def watch(folder: Path, is_once: bool, is_json: bool, every: float) -> int:
         time.sleep(every)
 
 
-def progress(folder: Path) -> str:
+def latest(folder: Path) -> str:
     """Return the progress of a training; "" before its first steps."""
     row = _last(folder / TRAINING)
     return line_of(row) if row else ""

@@ -21,7 +21,7 @@ KINDS = {architecture: kind for kind, architecture in ARCHITECTURES.items()}
 
 
 class Published(NamedTuple):
-    """What its files say."""
+    """The content of its files."""
 
     folder: Path
     form: network.Form
@@ -29,7 +29,7 @@ class Published(NamedTuple):
     sha256: str
     model: str
     hook: str
-    """The network and the place in it whose states it is of; "" where cfg.json does not say."""
+    """The place in the network whose states it rebuilds; "" if cfg.json has none."""
 
     def refuse_other(self, root: Path, origin: Origin, column: str) -> None:
         """Raise UserError unless the vectors in a column of the run in `root` are of this network
@@ -46,14 +46,14 @@ class Published(NamedTuple):
 
     def column_in(self, root: Path, origin: Origin) -> str:
         """Return the column of a run that has the states of its place."""
-        found = [name for name, hook in origin.hooks.items() if hook == self.hook]
-        if not found:
+        columns = [name for name, hook in origin.hooks.items() if hook == self.hook]
+        if not columns:
             raise UserError(
                 f"{root}: {self.folder} is of {self.hook or 'a place that it does not name'}, and "
                 "no vectors of this run are of that place, as far as is known; compute that layer "
                 "with per_residue: true, or choose the vectors with --vectors and --any-recipe."
             )
-        return found[0]
+        return columns[0]
 
 
 def _plain(name: str) -> str:
@@ -85,17 +85,17 @@ def read(folder: Path) -> Published:
 def _config(path: Path) -> dict[str, Any]:
     """Return the keys of a cfg.json, of any version, with those of its metadata."""
     try:
-        told = json.loads(path.read_text("utf-8"))
-        metadata = told.get("metadata") or {}
-        found = {EARLY_NAMES.get(key, key): value for key, value in {**metadata, **told}.items()}
+        content = json.loads(path.read_text("utf-8"))
+        every = {**(content.get("metadata") or {}), **content}
+        config = {EARLY_NAMES.get(key, key): value for key, value in every.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         raise UserError(
             f"{path}: this is not what SAELens writes; download the folder again."
         ) from None
-    activation = found.get("activation_fn_kwargs")
-    if found.get("activation_fn") == "topk" and isinstance(activation, Mapping):
-        found |= {"architecture": "topk", "activation_fn": "relu", "k": activation.get("k")}
-    return found
+    activation = config.get("activation_fn_kwargs")
+    if config.get("activation_fn") == "topk" and isinstance(activation, Mapping):
+        config |= {"architecture": "topk", "activation_fn": "relu", "k": activation.get("k")}
+    return config
 
 
 def _number(folder: Path, config: Mapping[str, Any], name: str) -> int:
@@ -139,16 +139,16 @@ def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any
     from safetensors.torch import load_file
 
     try:
-        found = load_file(path)
+        tensors = load_file(path)
     except Exception as error:
         if not (isinstance(error, OSError) or type(error).__name__ == "SafetensorError"):
             raise
         raise UserError(f"{path}: it cannot be read; download the folder again.") from None
     for name, shape in shapes.items():
-        if name not in found or tuple(found[name].shape) != shape:
-            has = f"{tuple(found[name].shape)}" if name in found else "missing"
+        if name not in tensors or tuple(tensors[name].shape) != shape:
+            has = f"{tuple(tensors[name].shape)}" if name in tensors else "missing"
             raise UserError(
                 f"{path}: by {CONFIG} its {name} has the shape {shape}, and it is {has}; download "
                 "the folder again."
             )
-    return {name: found[name].float() for name in shapes}
+    return {name: tensors[name].float() for name in shapes}

@@ -47,13 +47,13 @@ class Ranks:
     def __init__(self, kind: str) -> None:
         """Connect to the other ranks, if torchrun started this process as one of several; `kind` is
         that of the devices, cuda or cpu."""
-        self.count, self.number, place = 1, 0, 0
+        self.count, self.number, local = 1, 0, 0
         if is_one():
             die_with_parent(os.getppid(), signal.SIGTERM)  # the death of torchrun ends no rank
             self.count = int(variables.WORLD_SIZE.text() or 1)
             self.number = int(variables.RANK.text() or 0)
-            place = int(variables.LOCAL_RANK.text() or 0)
-        self.device = torch.device(kind, place) if kind == "cuda" else torch.device("cpu")
+            local = int(variables.LOCAL_RANK.text() or 0)
+        self.device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
         if kind == "cuda":
             torch.cuda.set_device(self.device)
         if self.count > 1:
@@ -84,19 +84,19 @@ class Ranks:
         its tensors has the sum."""
         rank = next(r for r in range(self.count) if slices.start in slices_of(r, self.count))
         shares = pairs_of(slices_of(rank, self.count))
-        (place,) = (n for n, share in enumerate(shares) if slices.start in share)
-        if slices.stop <= shares[place].stop:
-            return rank, place
+        (number,) = (n for n, share in enumerate(shares) if slices.start in share)
+        if slices.stop <= shares[number].stop:
+            return rank, number
         middle = slices.start + len(slices) // 2
         self._add_to_first(ours, theirs, range(slices.start, middle))
         other, its = self._add_to_first(ours, theirs, range(middle, slices.stop))
         if self.number == rank:
             if other != rank:
                 self._receive(theirs, other)
-            ours[place].add_(ours[its] if other == rank else theirs)
+            ours[number].add_(ours[its] if other == rank else theirs)
         elif self.number == other:
             self._send(ours[its], rank)
-        return rank, place
+        return rank, number
 
     def _add_by_halves(self, ours: Tensor, theirs: Tensor) -> None:
         """Do this for 2, 4 or 8 ranks: each exchanges its sum with another one."""

@@ -12,11 +12,17 @@ from featuremill.kit.files import delivering
 from featuremill.kit.runs import Results
 from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
-from featuremill.steps.autoencoders.contexts import NOTHING, Context, Contexts, contexts_of
 from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.measured import Held, Top, look
-from featuremill.steps.autoencoders.names import Names, names_of
 from featuremill.steps.autoencoders.progress import TRAINING
+from featuremill.steps.autoencoders.texts import (
+    NOTHING,
+    Context,
+    Contexts,
+    Names,
+    contexts_of,
+    names_of,
+)
 
 log = logging.getLogger("featuremill.sae")
 
@@ -43,7 +49,7 @@ def report(
     contexts: Contexts = {}
     if vectors.column.is_per_residue:
         strongest = [top.records_of(n) for n in range(len(top.ids_MT))]
-        places = [(id, place) for records in strongest for id, _, place in records]
+        places = [(id, number) for records in strongest for id, _, number in records]
         contexts = contexts_of(vectors.root, vectors.column.name, places)
     _write_features(page.with_name(FEATURES), top, names, contexts, vectors)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
@@ -69,9 +75,9 @@ def _write_features(path: Path, top: Top, names: Names, contexts: Contexts, vect
         names_of_columns = ["feature", "frequency", "rank", *ids, "value", *of_place, "description"]
         table = TsvWriter(file, names_of_columns)
         for feature, frequency in enumerate(top.frequency_M.tolist()):
-            for rank, (id, value, place) in enumerate(top.records_of(feature), 1):
+            for rank, (id, value, number) in enumerate(top.records_of(feature), 1):
                 of_id = vectors.id_columns.cells(id)
                 columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
                 if of_place:
-                    columns += [place + 1, *contexts.get((id, place), NOTHING)]
+                    columns += [number + 1, *contexts.get((id, number), NOTHING)]
                 table.row([*columns, names.descriptions[id]])

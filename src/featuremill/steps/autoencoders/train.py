@@ -39,7 +39,7 @@ dead."""
 log = logging.getLogger("featuremill.sae")
 
 
-class Asked(NamedTuple):
+class Arguments(NamedTuple):
     """The arguments of `sae train`."""
 
     run: Path
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     """As typed, for the ranks, without the device."""
 
 
-def train(asked: Asked) -> None:
+def train(arguments: Arguments) -> None:
     """Train, or continue from a checkpoint, on devices of a lease.
 
     Raises:
@@ -68,51 +68,51 @@ def train(asked: Asked) -> None:
 
     if ranks.is_one():
         try:
-            _one(asked, asked.device)
+            _one(arguments, arguments.device)
         except Exception as error:
             ranks.leave(error)
         return
-    card.refuse_other_count(asked.gpus)
-    asked.options.check()
-    vectors = features.open_parts(asked.run, asked.column)
-    card.refuse_other_folder(asked.output)
-    asked.output.mkdir(parents=True, exist_ok=True)
-    with locked(asked.output / LOCK, lambda: _refuse_second(asked.output)):
-        if _is_done(asked, vectors):
+    card.refuse_other_count(arguments.gpus)
+    arguments.options.check()
+    vectors = features.open_parts(arguments.run, arguments.column)
+    card.refuse_other_folder(arguments.output)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    with locked(arguments.output / LOCK, lambda: _refuse_second(arguments.output)):
+        if _is_done(arguments, vectors):
             return
-        named = {"devices": asked.devices or None}
-        with lease(asked.device, Request.from_environment(named, asked.gpus)) as held:
+        named = {"devices": arguments.devices or None}
+        with lease(arguments.device, Request.from_environment(named, arguments.gpus)) as held:
             for name, value in held.environment.items():
                 environment.Variable(name).set(value)
             kind = held.devices[0].kind
-            needed = estimate.of(asked.options, vectors, asked.gpus)
-            log.info("%s, %s", counted(asked.gpus, "rank"), needed.text(kind))
-            _refuse_too_large(asked, needed.device, held.devices)
-            if asked.gpus > 1:
-                words = [*asked.words, "--device", kind]
-                ranks.start(asked.gpus, words, asked.threads, asked.output)
+            needed = estimate.of(arguments.options, vectors, arguments.gpus)
+            log.info("%s, %s", counted(arguments.gpus, "rank"), needed.text(kind))
+            _refuse_too_large(arguments, needed.device, held.devices)
+            if arguments.gpus > 1:
+                words = [*arguments.words, "--device", kind]
+                ranks.start(arguments.gpus, words, arguments.threads, arguments.output)
                 return
             del vectors
             try:
-                _one(asked, kind)
+                _one(arguments, kind)
             except Exception as error:
                 if not ranks.is_of_device(error):
                     raise
                 raise DeviceError(
                     f"the device failed, or its memory ran out ({error_text(error)}); continue "
-                    f"from {asked.output} with the same command, or begin anew with a smaller "
+                    f"from {arguments.output} with the same command, or begin anew with a smaller "
                     "--batch."
                 ) from error
 
 
-def _refuse_too_large(asked: Asked, num_bytes: int, devices: Sequence[Device]) -> None:
+def _refuse_too_large(arguments: Arguments, num_bytes: int, devices: Sequence[Device]) -> None:
     """Refuse a training that needs more memory than a GPU has; the memory of a CPU is not
     checked."""
     smallest = min(devices, key=lambda device: device.memory_mb)
     has_bytes = smallest.memory_mb * 2**20
     if 0 < has_bytes < num_bytes:
         raise UserError(
-            f"{asked.output}: this training takes {human_bytes(num_bytes)} of each GPU, and "
+            f"{arguments.output}: this training takes {human_bytes(num_bytes)} of each GPU, and "
             f"{smallest.name} has {human_bytes(has_bytes)}; lower --features or --batch, or take "
             "larger GPUs."
         )
@@ -145,7 +145,7 @@ def few_vectors(num_vectors: int, num_features: int) -> str:
     )
 
 
-def _is_done(asked: Asked, vectors: Parts) -> bool:
+def _is_done(arguments: Arguments, vectors: Parts) -> bool:
     """Return whether exactly this training is finished.
 
     Raises:
@@ -153,40 +153,40 @@ def _is_done(asked: Asked, vectors: Parts) -> bool:
     """
     from featuremill.steps.autoencoders.training import metadata_of
 
-    ours = card.identity(asked.options, source_of(vectors))
-    done = card.Card.find(asked.output / CARD)
+    ours = card.identity(arguments.options, source_of(vectors))
+    done = card.Card.find(arguments.output / CARD)
     if done:
         theirs = card.identity(done.options, done.source)
-        card.refuse_other(asked.output, "autoencoder", theirs, ours)
-        log.info("%s is trained already.", asked.output)
-    elif (path := asked.output / CHECKPOINT).exists():
-        card.refuse_other(asked.output, "checkpoint", metadata_of(path)["identity"], ours)
+        card.refuse_other(arguments.output, "autoencoder", theirs, ours)
+        log.info("%s is trained already.", arguments.output)
+    elif (path := arguments.output / CHECKPOINT).exists():
+        card.refuse_other(arguments.output, "checkpoint", metadata_of(path)["identity"], ours)
     return done is not None
 
 
-def _one(asked: Asked, kind: str) -> None:
+def _one(arguments: Arguments, kind: str) -> None:
     """Run as one rank."""
     import torch
 
     from featuremill.steps.autoencoders.ranks import Ranks
     from featuremill.steps.autoencoders.training import Stopped, Trainer
 
-    torch.set_num_threads(asked.threads)
+    torch.set_num_threads(arguments.threads)
     ranks = Ranks(kind)
     is_first = ranks.number == 0
     if not is_first:
         log.setLevel(logging.WARNING)
     card.refuse_other_count(ranks.count)
-    vectors = features.open_parts(asked.run, asked.column)
-    if _is_done(asked, vectors):
+    vectors = features.open_parts(arguments.run, arguments.column)
+    if _is_done(arguments, vectors):
         return
     vectors.check(ranks.number, ranks.count)
-    source, options, output = source_of(vectors), asked.options, asked.output
+    source, options, output = source_of(vectors), arguments.options, arguments.output
     held_out = is_held_out(vectors, options.held_out, options.seed)
     chosen = Chosen(vectors, ~held_out)
     if not len(chosen):
         raise UserError(
-            f"{asked.run}: all records with vectors are held out; give a smaller --held-out."
+            f"{arguments.run}: all records with vectors are held out; give a smaller --held-out."
         )
     log.info("%s vectors of %s", count(len(chosen)), records(chosen.num_records))
     if few := few_vectors(len(chosen), options.features):
@@ -211,7 +211,7 @@ def _one(asked: Asked, kind: str) -> None:
             if row and now - said >= SAY_SECONDS:
                 said = now
                 log.info("%s", line_of(row))
-            if now - saved >= asked.checkpoint_minutes * 60 and trainer.step < options.steps:
+            if now - saved >= arguments.checkpoint_minutes * 60 and trainer.step < options.steps:
                 trainer.save(output / CHECKPOINT, identity)
                 saved = time.monotonic()
     except Stopped as stopped:
@@ -249,7 +249,7 @@ def _finish(
     made_of = origin.of(Path(source.run))
     hook = made_of.hooks.get(source.column, "")
     card.write_config(output / CONFIG, options, source.width, made_of.model, hook)
-    made = card.Card(
+    content = card.Card(
         version=card.Card.NEWEST,
         options=options,
         source=source,
@@ -258,7 +258,7 @@ def _finish(
         last=last,
         versions=versions(("torch", "safetensors")),
     )
-    write_json(output / CARD, made.content())
+    write_json(output / CARD, content.content())
     note(output / TRAINING)
     (output / CHECKPOINT).unlink(missing_ok=True)
     log.info("%s: %s", output, line_of(last, is_done=True))

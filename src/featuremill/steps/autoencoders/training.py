@@ -37,9 +37,8 @@ from featuremill.steps.autoencoders.card import (
     refuse_other,
     slices_of,
 )
-from featuremill.steps.autoencoders.order import Order
 from featuremill.steps.autoencoders.ranks import Ranks
-from featuremill.steps.autoencoders.vectors import Chosen
+from featuremill.steps.autoencoders.vectors import Chosen, Order
 
 LOG_STEPS, LEAST_STEPS, LINES = 100, 10, 20
 """The most and the fewest steps of a line of training.jsonl, and the number of lines between these
@@ -169,8 +168,8 @@ class Trainer:
                 for number in self._slices():
                     x_BD = ahead.result().to(self.device)
                     is_last = number + 1 == self._slices().stop
-                    place = (self.step + is_last, self._slices().start if is_last else number + 1)
-                    ahead = reader.submit(self._read, *place)
+                    following = self._slices().start if is_last else number + 1
+                    ahead = reader.submit(self._read, self.step + is_last, following)
                     self._add_slice(number, x_BD)
                 self._update()
                 self.seconds += time.monotonic() - begun
@@ -201,17 +200,17 @@ class Trainer:
         only another rank's complete stay in a buffer each."""
         shares = pairs_of(self._slices())
         (before,) = (count for count, share in enumerate(shares) if number in share)
-        place = number - shares[before].start
-        level = before + bin(place & ~1).count("1")
+        within = number - shares[before].start
+        level = before + bin(within & ~1).count("1")
         if level == len(self._buffers):
             self._buffers.append(Buffers(self._shapes, self.device))
         buffers = self._buffers[level]
-        if place % 2 == 0:
+        if within % 2 == 0:
             buffers.flat.zero_()
         self._backward(x_BD, buffers)
-        if place % 2 == 0:
+        if within % 2 == 0:
             return
-        pairs = (place + 1) // 2
+        pairs = (within + 1) // 2
         while pairs % 2 == 0:
             level, pairs = level - 1, pairs // 2
             self._buffers[level].flat += self._buffers[level + 1].flat

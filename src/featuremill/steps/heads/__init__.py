@@ -1,5 +1,5 @@
-"""heads: what features predict, by heads that are trained here or imported: classes, numbers, or
-letters of residues."""
+"""heads: predictions from features by heads that are trained here or imported: classes, numbers,
+or letters of residues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMANDS = {
 DELIVERED = ("head.safetensors", "head.html", "missing.tsv", "held_out.parquet")
 """The files of a head; its card comes last."""
 if TYPE_CHECKING:
-    from featuremill.steps.heads.card import Card, Part
+    from featuremill.steps.heads.card import Part
 
 
 class Head(Section):
@@ -44,10 +44,10 @@ class Head(Section):
     translates, of its contigs. In a project with samples it has a column `sample`, too; if not
     given, labels are of samples, and stand in their sheet."""
     column: str | None = None
-    """Its column of labels; of labels of residues in FASTA, none."""
+    """The table's column of labels; labels of residues in FASTA have none."""
     id_column: str | None = None
-    """Its column of ids, whole ones or accessions. If not given, it is found by its name, such as
-    `id`, `accession` or `entry`."""
+    """The table's column of ids, whole ones or accessions. If not given, it is found by its name,
+    such as `id`, `accession` or `entry`."""
     group: str | None = None
     """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
     of samples, such as a patient. If not given, each record or contig is a group; in a project with
@@ -102,19 +102,18 @@ class Head(Section):
             raise ValueError("id_column is a column of labels: name that table, too")
         return self
 
-    def vectors_at(self, place: int) -> str | None:
-        """Return the name of the vectors of the set at that place, if given."""
-        return self.vectors[place % len(self.vectors)] if self.vectors else None
+    def vectors_at(self, number: int) -> str | None:
+        """Return the name of the vectors of the set with this number, if the config has it."""
+        return self.vectors[number % len(self.vectors)] if self.vectors else None
 
     @property
     def words(self) -> list[str]:
         """The options of `featuremill head train`."""
-        kept = {"column", "id_column", "group", "task", "mask", "kind"}
-        words = [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
+        keys = {"column", "id_column", "group", "task", "mask", "kind"}
+        words = [*self.words_of_vectors, *words_of(self.model_dump(include=keys))]
         if self.threshold:
             words.append(f"--threshold={self.class_of_threshold}")
-            words += [f"--{of}={level}" for of, level in self.levels.items()]
-        return words
+        return [*words, *(f"--{name}={level}" for name, level in self.levels.items())]
 
     @property
     def has_classes(self) -> bool:
@@ -123,7 +122,7 @@ class Head(Section):
 
     @property
     def levels(self) -> Mapping[str, str | float]:
-        """What the threshold is to reach: a precision or a recall."""
+        """The precision or the recall that the threshold has to reach."""
         return {key: value for key, value in self.threshold.items() if key != "class"}
 
     @property
@@ -131,12 +130,6 @@ class Head(Section):
         """The class that has a threshold; "" without one."""
         name = self.threshold.get("class", "")
         return name if isinstance(name, str) else f"{name:g}"
-
-    @property
-    def threshold_told(self) -> str:
-        """The threshold in words, as `card.Threshold.told`."""
-        levels = (f"{of} {level}" for of, level in self.levels.items())
-        return " ".join([self.class_of_threshold, *levels])
 
     @property
     def words_of_vectors(self) -> list[str]:
@@ -147,14 +140,14 @@ class Head(Section):
 SECTION = dict[Name, Head]
 
 
-def folder_of(name: str, asked: Head, project: Project) -> str:
+def folder_of(name: str, head: Head, project: Project) -> str:
     """Return the folder of a head."""
-    return (asked.folder or f"{project.folder}/{KEY}/{name}").rstrip("/")
+    return (head.folder or f"{project.folder}/{KEY}/{name}").rstrip("/")
 
 
-def features_of(asked: Head, project: Project) -> list[str]:
+def features_of(head: Head, project: Project) -> list[str]:
     """Return the folders of a head's features, in its order."""
-    return [project.features_of(name) for name in asked.of or project.features]
+    return [project.features_of(name) for name in head.of or project.features]
 
 
 def fragments_of(project: Project) -> str | None:
@@ -169,13 +162,13 @@ def predictions_of(name: str, project: Project, more: str = "") -> str:
     return f"{project.folder}/predictions/{name}{more and '.'}{more}.tsv"
 
 
-def predicted(name: str, asked: Head, project: Project) -> Mapping[str, Sequence[str]]:
+def predicted(name: str, head: Head, project: Project) -> Mapping[str, Sequence[str]]:
     """Return the features of each table of predictions, by the table's path."""
     more = {
         predictions_of(name, project, other): [project.features_of(run) for run in runs]
-        for other, runs in asked.predict.items()
+        for other, runs in head.predict.items()
     }
-    return {predictions_of(name, project): features_of(asked, project), **more}
+    return {predictions_of(name, project): features_of(head, project), **more}
 
 
 def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -188,7 +181,7 @@ def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
             continue
         if len(head.vectors) not in (0, 1, len(sets)):
             yield (name, "vectors"), f"give one for all, or one for each of {listed(sets)}."
-        is_ours = sets[0] in project.features.values()  # of another run, its files tell
+        is_ours = sets[0] in project.features.values()  # files of another run have its samples
         if head.column and not head.labels and is_ours and not project.samples:
             yield (name, "column"), "labels and column belong together: name a table with labels."
         for more, runs in head.predict.items():
@@ -203,39 +196,40 @@ def problems_of_files(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels without the column or with wrong rows, missing heads, and heads of other
     features."""
-    from featuremill.features import chosen
-    from featuremill.steps.heads.card import CARD, Card
-
     for name, head in asked.items():
         if not head.folder:
-            for key in ("column", "group"):
-                try:
-                    if column := getattr(head, key):
-                        _check_column(head, key, column, project)
-                except UserError as error:
-                    yield (name, key), str(error)
-                    break
-            else:
-                if not stands(made({name: head}, project), f"{KEY}.{name}", project):
-                    try:
-                        _refuse_other_class(head, classes_of(head, project))
-                    except UserError as error:
-                        yield (name, "labels" if head.labels else "column"), str(error)
-            names = head.of or tuple(project.features)
-            for place, of in enumerate(names):
-                column = head.vectors_at(place)
-                try:
-                    if ahead := project.ahead(of):
-                        of_residues = head.task == "per_residue"
-                        chosen(ahead.schema, column, of, "vectors:", of_residues)
-                except UserError as error:
-                    yield (name, "vectors"), str(error)
-        elif card := Card.find(Path(folder_of(name, head, project)) / CARD):
-            if problem := _unfit(card, head, project):
-                yield (name, "folder"), problem
-        else:
-            problem = f"{head.folder}: there is no head here; featuremill head import makes one."
+            yield from _problems_of_training(name, head, project)
+        elif problem := _unfit(name, head, project):
             yield (name, "folder"), problem
+
+
+def _problems_of_training(
+    name: str, head: Head, project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    from featuremill.features import chosen
+
+    try:
+        key = "column"
+        _check_column(head, key, head.column, project)
+        key = "group"
+        _check_column(head, key, head.group, project)
+        key = "labels" if head.labels else "column"
+        if not stands(made({name: head}, project), f"{KEY}.{name}", project):
+            classes, of_threshold = classes_of(head, project), head.class_of_threshold
+            if classes and of_threshold and of_threshold not in classes:
+                raise UserError(
+                    f"the threshold is for {clipped(of_threshold)!r}, and no label is that; name "
+                    f"one of {listed(sorted(classes))}."
+                )
+    except UserError as error:
+        yield (name, key), str(error)
+    for number, features in enumerate(head.of or project.features):
+        column, of_residues = head.vectors_at(number), head.task == "per_residue"
+        try:
+            if ahead := project.ahead(features):
+                chosen(ahead.schema, column, features, "vectors:", of_residues)
+        except UserError as error:
+            yield (name, "vectors"), str(error)
 
 
 def problems_of_records(
@@ -248,31 +242,27 @@ def problems_of_records(
     fragments = fragments_of(project)
     for name, head in asked.items():
         runs = features_of(head, project)
-        if not head.folder and are_there(head.labels, runs, project):
-            chosen = Chosen(
-                [Path(run) for run in runs],
-                Path(head.labels) if head.labels else None,
-                head.column or "",
-                head.group,
-                Path(fragments) if fragments else None,
-                head.kind or "logistic",
-                head.vectors,
-                Path(folder_of(name, head, project)),
-                seed=0,
-                threads=1,
-                id_column=head.id_column or "",
-                task=head.task,
-                mask=head.mask or "",
-            )
-            try:
-                columns = map(head.vectors_at, range(len(runs)))
-                parts = [
-                    listed_in(run, project, column)
-                    for run, column in zip(runs, columns, strict=True)
-                ]
-                refuse_unfit(chosen, parts)
-            except UserError as error:
-                yield (name, "labels" if head.labels else "column"), str(error)
+        if head.folder or not are_there(head.labels, runs, project):
+            continue
+        chosen = Chosen(
+            [*map(Path, runs)],
+            head.vectors,
+            Path(folder_of(name, head, project)),
+            Path(head.labels) if head.labels else None,
+            head.column or "",
+            head.group,
+            Path(fragments) if fragments else None,
+            id_column=head.id_column or "",
+            task=head.task,
+            mask=head.mask or "",
+        )
+        try:
+            columns = map(head.vectors_at, range(len(runs)))
+            pairs = zip(runs, columns, strict=True)
+            parts = [listed_in(run, project, column) for run, column in pairs]
+            refuse_unfit(chosen, parts)
+        except UserError as error:
+            yield (name, "labels" if head.labels else "column"), str(error)
 
 
 def classes_of(head: Head, project: Project) -> Collection[str]:
@@ -289,17 +279,15 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
         return ()
     assert head.column
     first = features_of(head, project)[0]
-    id_columns = id_columns_of(project, first)
     sheet = project.sheet_of(first)
     if head.labels:
-        table = Path(head.labels)
-        there = labels.names_of(table) if table.is_file() else []
-        group = head.group if not id_columns.keys or head.group in (labels.ID, *there) else None
-        found = labels.read_ahead(table, head.column, group, id_columns, head.id_column or "")
+        table, id_columns = Path(head.labels), id_columns_of(project, first)
+        names = labels.names_of(table) if table.is_file() else []
+        group = head.group if not id_columns.keys or head.group in (labels.ID, *names) else None
+        of_id = labels.read_ahead(table, head.column, group, id_columns, head.id_column or "")
         if head.task == "regression":
-            refuse_no_numbers(found, head.labels, head.column)
-            return ()
-        classes = {label.name for label in found.values()}
+            refuse_no_numbers(of_id, head.labels, head.column)
+        classes = {label.name for label in of_id.values()}
     elif sheet and sheet.exists():
         table = sheet
         classes = {*samples.read(sheet).about[head.column]} - {""}
@@ -320,21 +308,11 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
     return classes
 
 
-def _refuse_other_class(head: Head, classes: Collection[str]) -> None:
-    """Raise UserError where the threshold is for a class that no label has."""
-    name = head.class_of_threshold
-    if classes and name and name not in classes:
-        known = listed(sorted(classes))
-        raise UserError(
-            f"the threshold is for {clipped(name)!r}, and no label is that; name one of {known}."
-        )
-
-
-def _check_column(head: Head, key: str, column: str, project: Project) -> None:
+def _check_column(head: Head, key: str, column: str | None, project: Project) -> None:
     """Raise UserError where labels or groups have no such column, or a table is no such."""
     from featuremill.inputs import labels, samples
 
-    if key == "group" and column == labels.ID:
+    if not column or (key == "group" and column == labels.ID):
         return
     first = features_of(head, project)[0]
     id_columns = id_columns_of(project, first)
@@ -351,23 +329,28 @@ def _check_column(head: Head, key: str, column: str, project: Project) -> None:
         labels.check(Path(head.labels), column, id_columns, head.id_column or "")
 
 
-def _unfit(card: Card, asked: Head, project: Project) -> str:
-    """Return why a head does not take the features; "" if there is no known reason."""
-    names = asked.of or tuple(project.features)
+def _unfit(name: str, head: Head, project: Project) -> str:
+    """Return why an existing head does not take the features; "" if there is no known reason."""
+    from featuremill.steps.heads.card import CARD, Card
+
+    card = Card.find(Path(folder_of(name, head, project)) / CARD)
+    if not card:
+        return f"{head.folder}: there is no head here; featuremill head import makes one."
+    names = head.of or tuple(project.features)
     if len(names) != len(card.features):
         widths = " + ".join(f"{part.width:,}" for part in card.features)
         return (
-            f"{asked.folder}: this head takes features of {counted(len(card.features), 'kind')} "
+            f"{head.folder}: this head takes features of {counted(len(card.features), 'kind')} "
             f"({widths} numbers), and here are {listed(names)}; name those it takes with `of`, or "
             "another head."
         )
-    for place, (name, part) in enumerate(zip(names, card.features, strict=True)):
-        ahead = project.ahead(name)
-        known = part.model_copy(update={"column": asked.vectors_at(place) or part.column})
+    for number, (features, part) in enumerate(zip(names, card.features, strict=True)):
+        ahead = project.ahead(features)
+        known = part.model_copy(update={"column": head.vectors_at(number) or part.column})
         of_residues = card.task == "per_residue"
-        if ahead and (difference := _difference(ahead, known, asked.any_recipe, of_residues)):
+        if ahead and (difference := _difference(ahead, known, head.any_recipe, of_residues)):
             return (
-                f"{asked.folder}: this head does not take the features that {name} will "
+                f"{head.folder}: this head does not take the features that {features} will "
                 f"have{difference}; change the config, or name another head."
             )
     return ""
@@ -400,36 +383,10 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
         folder = folder_of(name, head, project)
         card = f"{folder}/head.json"
         if not head.folder:
-            fragments = fragments_of(project)
-            manifests = [f"{run}/manifest.json" for run in features_of(head, project)]
-            made_of = [
-                *([head.labels] if head.labels else []),
-                *manifests,
-                *([f"{fragments}/translate.json"] * bool(fragments)),
-            ]
-            every.append(
-                Made(
-                    f"{KEY}.{name}",
-                    [*(f"{folder}/{file}" for file in DELIVERED), card],
-                    made_of,
-                    [f"{project.logs}/{KEY}/{name}.train.log"],
-                    [folder],
-                    asked={
-                        "column": head.column,
-                        "id_column": head.id_column,
-                        "vectors": list(head.vectors),
-                        "group": _grouped(head.group),
-                        "task": head.task or "classification",
-                        "mask": head.mask or "",
-                        "kind": _kind(head),
-                        "threshold": head.threshold_told,
-                    },
-                    card=partial(_listed, Path(card), head.labels, made_of),
-                )
-            )
+            every.append(_trained(name, head, folder, project))
         for table, runs in predicted(name, head, project).items():
-            stem = table.rpartition("/")[2].removesuffix(".tsv")
-            missing = table.removesuffix(".tsv") + ".missing.tsv"
+            stem = Path(table).stem
+            missing = str(Path(table).with_suffix(".missing.tsv"))
             every.append(
                 Made(
                     f"predictions.{stem}",
@@ -438,37 +395,67 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     [f"{project.logs}/{KEY}/{stem}.predict.log"],
                     [table, missing],
                     asked={"vectors": list(head.vectors), "any_recipe": head.any_recipe},
-                    figures=lambda table=table, missing=missing: {  # type: ignore[misc]
-                        "predicted": _num_rows(Path(table)),
-                        "without": _num_rows(Path(missing)),
-                    },
+                    figures=partial(_figures, Path(table), Path(missing)),
                 )
             )
     return every
 
 
-def _listed(card: Path, labels: str | None, made_of: Sequence[str]) -> State:
-    """Return what a head lists of itself: the digest of its labels, and none of its features."""
+def _figures(table: Path, missing: Path) -> Mapping[str, int]:
+    counts = {}
+    for key, path in (("predicted", table), ("without", missing)):
+        with path.open("rb") as file:
+            counts[key] = sum(1 for _ in file) - 1
+    return counts
+
+
+def _trained(name: str, head: Head, folder: str, project: Project) -> Made:
+    """Return the files of a head that is trained here."""
+    fragments, card = fragments_of(project), f"{folder}/head.json"
+    inputs = [
+        *filter(None, [head.labels]),
+        *(f"{run}/manifest.json" for run in features_of(head, project)),
+        *([f"{fragments}/translate.json"] if fragments else []),
+    ]
+    levels = (f"{name} {level}" for name, level in head.levels.items())
+    return Made(
+        f"{KEY}.{name}",
+        [*(f"{folder}/{file}" for file in DELIVERED), card],
+        inputs,
+        [f"{project.logs}/{KEY}/{name}.train.log"],
+        [folder],
+        asked={
+            "column": head.column,
+            "id_column": head.id_column,
+            "vectors": list(head.vectors),
+            "group": _grouped(head.group),
+            "task": head.task or "classification",
+            "mask": head.mask or "",
+            "kind": "ridge" if head.task == "regression" else head.kind or "logistic",
+            "threshold": " ".join([head.class_of_threshold, *levels]),
+        },
+        card=partial(_listed, Path(card), head.labels, inputs),
+    )
+
+
+def _listed(path: Path, labels: str | None, inputs: Sequence[str]) -> State:
+    """Return the options and the digest of the labels that the card at `path` has; it has none of
+    the features."""
     from featuremill.steps.heads.card import Card
 
-    found = Card.find(card)
-    if not (found and found.labels):
+    card = Card.find(path)
+    if not (card and card.labels):
         return stated({})
-    cut = found.threshold.told if found.threshold else ""
-    made_by = {
-        "column": found.labels.column or None,
-        "group": _grouped(found.labels.group),
-        "task": found.task,
-        "mask": found.mask,
-        "kind": found.kind,
-        "threshold": cut,
+    options = {
+        "column": card.labels.column or None,
+        "group": _grouped(card.labels.group),
+        "task": card.task,
+        "mask": card.mask,
+        "kind": card.kind,
+        "threshold": card.threshold.in_words if card.threshold else "",
     }
-    digests = dict.fromkeys(made_of, "")
-    return stated(made_by, digests | ({labels: found.labels.sha256} if labels else {}))
-
-
-def _kind(head: Head) -> str:
-    return "ridge" if head.task == "regression" else head.kind or "logistic"
+    digests = dict.fromkeys(inputs, "") | ({labels: card.labels.sha256} if labels else {})
+    return stated(options, digests)
 
 
 def _grouped(column: str | None) -> str | None:
@@ -477,8 +464,3 @@ def _grouped(column: str | None) -> str | None:
     from featuremill.steps.heads.card import CONTIG
 
     return None if column in (SAMPLE, CONTIG) else column
-
-
-def _num_rows(table: Path) -> int:
-    with table.open("rb") as file:
-        return sum(1 for _ in file) - 1

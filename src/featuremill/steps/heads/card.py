@@ -20,11 +20,10 @@ CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "mi
 HELD_OUT = "held_out.parquet"
 CONTIG = "contig"
 """The group of a fragment, unless the labels have another one."""
-FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)
-
-
 Task = Literal["classification", "regression", "per_residue"]
 """What a head predicts of a record: a class, a number, or a class for each residue."""
+Tensors = Mapping[str, npt.NDArray[Any]]
+"""The tensors of a head by name."""
 
 
 class Needs(WorkloadOptions):
@@ -46,7 +45,7 @@ class NeedsLearning(WorkloadOptions):
 
 
 class Recorded(Protocol):
-    """Features that may say how they were made."""
+    """Features, with the recipe that computed them if it is known."""
 
     @property
     def name(self) -> str: ...
@@ -72,6 +71,12 @@ class Part(JsonRecord):
     """The settings of the recipe."""
     run: str | None = None
     """The run on which the head was trained."""
+
+    @classmethod
+    def of(cls, features: Recorded) -> Part:
+        """Return the entry of these features."""
+        names = ("width", "column", "recipe", "settings")
+        return cls(run=features.name, **{name: getattr(features, name) for name in names})
 
 
 class TableUsed(JsonRecord):
@@ -100,7 +105,7 @@ class Threshold(JsonRecord):
     class_name: str
     of: Literal["precision", "recall"]
     level: float
-    """What was asked for."""
+    """The precision or recall that the threshold has to reach."""
     score: float
     precision: list[float]
     """Value and bounds of the 95 % interval, from records whose group neither the predictor nor the
@@ -110,8 +115,8 @@ class Threshold(JsonRecord):
     """Share of the labelled records that are of the class."""
 
     @property
-    def told(self) -> str:
-        """What was asked for."""
+    def in_words(self) -> str:
+        """The class and what its threshold has to reach."""
         return f"{self.class_name} {self.of} {self.level}"
 
 
@@ -142,31 +147,31 @@ class Card(JsonFile):
     task: Task = "classification"
     kind: Literal["logistic", "mlp", "ridge"]
     classes: list[str]
-    """In the order of the scores; none of a regression."""
+    """Classes in the order of the scores; none of a regression."""
     features: list[Part]
-    """In the order side by side."""
+    """The vectors in the order side by side."""
     sha256: str
-    """Of head.safetensors."""
+    """The sha256 of head.safetensors."""
     held_out_sha256: str | None = None
-    """Of held_out.parquet, if there is one."""
+    """The sha256 of held_out.parquet, if there is one."""
     counts: dict[str, int] = {}  # noqa: RUF012  (pydantic copies defaults)
     scores: dict[str, list[float]] = {}  # noqa: RUF012
-    """By figure: value and bounds of its 95 % interval, from predictions for records whose group
-    the predictor did not see."""
+    """Value and bounds of the 95 % interval of each figure, from predictions for records whose
+    group the predictor did not see."""
     guesses: dict[str, float] = {}  # noqa: RUF012
     """The same figures for guessing by the frequencies of the classes."""
     mask: str = ""
-    """Of residues: the letters that are no label."""
+    """Letters of residues that are no label."""
     of_classes: dict[str, dict[str, list[float]]] = {}  # noqa: RUF012
-    """Of residues: precision, recall and F1 of each class, each with its interval."""
+    """Precision, recall and F1 of each class of residues, each with its interval."""
     permutation_p: float | None = None
-    """The share of shuffles of the labels that are predicted as well as the labels; None in earlier
-    heads."""
+    """The share of shuffles of the labels that are predicted as well as the labels; None for an
+    imported head."""
     warnings: list[str] = []  # noqa: RUF012
-    """Warnings about its predictions; none in earlier heads."""
+    """Warnings about its predictions."""
     accuracy_gain: list[float] = []  # noqa: RUF012
     """The accuracy less that of always the most frequent class, and its 95 % interval, over the
-    same draws of groups; empty in earlier heads."""
+    same draws of groups."""
     reliability: list[Bin] = []  # noqa: RUF012
     """How often a class is right, by its score for records of unseen groups; with two classes, the
     second."""
@@ -193,18 +198,12 @@ class Card(JsonFile):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The metadata of a Parquet file with its predictions: which head made them, and of what
-        features."""
+        """The metadata of a Parquet file with its predictions: the head and its features."""
         provenance = {
             "head_sha256": self.sha256,
             "features": [part.as_json() for part in self.features],
         }
         return {"featuremill": json.dumps(provenance, sort_keys=True)}
-
-    @property
-    def is_guessing(self) -> bool:
-        """Whether its scores may sort records no better than chance."""
-        return "auc" in self.scores and self.scores["auc"][1] <= self.guesses.get("auc", 0.5)
 
 
 def refuse_other_folder(folder: Path) -> None:
@@ -212,14 +211,14 @@ def refuse_other_folder(folder: Path) -> None:
     folder."""
     cards.refuse_other_folder(
         folder,
-        FILES.__contains__,
+        (CARD, TENSORS, PAGE, MISSING, HELD_OUT).__contains__,
         "a head is a folder, so name another",
         "no head's, and a new head replaces all of a folder; name another --output, as in "
         "heads/NAME",
     )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+def write_tensors(path: Path, tensors: Tensors) -> str:
     """Write `tensors` to `path`; return the file's sha256."""
     from safetensors.numpy import save
 

@@ -13,9 +13,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from featuremill.features import Failure, Index, Matrix, Rows
 from featuremill.kit.arrays import matrix
@@ -31,7 +32,7 @@ from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
 ROWS_AT_ONCE = 4096
 CONFLICT = kind_of("the id stands for two different sequences")
-"""The core's reason; a test compares with what a run gives."""
+"""The core's reason; a test compares with that of a run."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -39,56 +40,67 @@ class Choices(NamedTuple):
     """Where to compute."""
 
     device: DeviceChoice | None = None
-    """That of the run on which the head was trained, if not given."""
+    """The device; None: that of the run on which the head was trained."""
     weights: Sequence[Path] = ()
     """Files weights/<name>.json, if not where the run has them."""
 
 
-class Read(NamedTuple):
-    """The records of a file, as a run accounts for them."""
+class NewRecords:
+    """The records of a file, accounted for as a run does, and their values by a recipe."""
 
-    path: Path
-    good: list[Record]
-    """Each once, in the order of the file."""
-    places: list[int]
-    """Where each stands among all records of the file."""
-    refused: dict[int, Failure]
-    """By that place."""
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        """Read the file. An id that stands for two payloads is refused, and a record that is there
+        twice counts once."""
+        self._recipe = recipe
+        self.good: list[Record] = []
+        """Each record once, in the order of the file."""
+        self._positions: list[int] = []
+        """The position of each good record among all records of the file."""
+        self._failures: dict[int, Failure] = {}
+        of_id: dict[str, list[tuple[int, Record]]] = {}
+        notes, num_read = Counter[str](), 0
+        for position, record in enumerate(recipe.records(path)):
+            num_read += 1
+            if record.reason:
+                self._refuse(position, record, "refused", record.reason)
+            else:
+                notes.update(filter(None, record.note.split("; ")))
+                of_id.setdefault(record.id, []).append((position, record))
+        for same_id in of_id.values():
+            position, first = same_id[0]
+            another = next((other for _, other in same_id if other.payload != first.payload), None)
+            if another is None:
+                self.good.append(first)
+                self._positions.append(position)
+                continue
+            for position, record in same_id:
+                other = another if record.payload == first.payload else first
+                reason = CONFLICT.reason(f"the other one is at {other.source}:{other.line}")
+                self._refuse(position, record, "refused", reason)
+        for note, count in sorted(notes.items()):
+            log.info("%s: %s.", counted(count, "record"), note)
+        if num_again := num_read - len(self.good) - len(self._failures):
+            says = counted(num_again, "record is", "records are")
+            log.info("%s there again, with the same id and sequence: each counts once.", says)
 
+    def _refuse(self, position: int, record: Record, status: str, reason: str) -> None:
+        failure = Failure(record.id, record.source, str(record.line), status, reason)
+        self._failures[position] = failure
 
-def read(path: Path, found: Iterator[Record]) -> Read:
-    """Return the records `found` in `path`. An id that stands for two payloads is refused, and a
-    record that is there twice counts once, as in a run."""
-    of_id: dict[str, list[tuple[int, Record]]] = {}
-    refused, notes, num_read = dict[int, Failure](), Counter[str](), 0
-    for place, record in enumerate(found):
-        num_read += 1
-        if record.reason:
-            refused[place] = _without(record, "refused", record.reason)
-        else:
-            notes.update(filter(None, record.note.split("; ")))
-            of_id.setdefault(record.id, []).append((place, record))
-    good, places = [], []
-    for (first_place, first), *others in of_id.values():
-        another = next((other for _, other in others if other.payload != first.payload), None)
-        if another is None:
-            good.append(first)
-            places.append(first_place)
-            continue
-        for place, one in ((first_place, first), *others):
-            other = another if one.payload == first.payload else first
-            reason = CONFLICT.reason(f"the other one is at {other.source}:{other.line}")
-            refused[place] = _without(one, "refused", reason)
-    for note, count in sorted(notes.items()):
-        log.info("%s: %s.", counted(count, "record"), note)
-    if num_again := num_read - len(good) - len(refused):
-        says = counted(num_again, "record is", "records are")
-        log.info("%s there again, with the same id and sequence: each counts once.", says)
-    return Read(path, good, places, refused)
+    def batches(self, start: int, end: int) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
+        """Yield the values of good records, and the indices of each row counted from `start`. What
+        cannot be computed becomes a failure."""
 
+        def refuse(index: int, reason: str) -> None:
+            record = self.good[start + index]
+            self._refuse(self._positions[start + index], record, "failed", reason)
 
-def _without(record: Record, status: str, reason: str) -> Failure:
-    return Failure(record.id, record.source, str(record.line), status, reason)
+        payloads = [record.payload for record in self.good[start:end]]
+        yield from self._recipe.batches(payloads, refuse)
+
+    def failures(self) -> list[Failure]:
+        """Return the records without values so far, in the order of the file."""
+        return [failure for _, failure in sorted(self._failures.items())]
 
 
 class Vectors:
@@ -104,10 +116,10 @@ class Vectors:
         vectors: Matrix,
         sha256s: Sequence[str] = (),
         failures: Sequence[Failure] = (),
-        made: Part | None = None,
+        part: Part | None = None,
         rows: Rows | None = None,
     ) -> None:
-        """`made` has the recipe. `sha256s` are those of the payloads; none if unknown. `rows` are
+        """`part` has the recipe. `sha256s` are those of the payloads; none if unknown. `rows` are
         those of `vectors` that the ids have, if not all.
 
         Raises:
@@ -116,8 +128,8 @@ class Vectors:
         self.name, self.column = name, column
         self.num_rows, self.width = len(ids), vectors.shape[1]
         self._rows = np.arange(len(ids)) if rows is None else rows
-        self.recipe: str | None = made.recipe if made else None
-        self.settings: Settings | None = made.settings if made else None
+        self.recipe: str | None = part.recipe if part else None
+        self.settings: Settings | None = part.settings if part else None
         self._ids, self._vectors, self._sha256s, self._failures = ids, vectors, sha256s, failures
         Index(self)
 
@@ -148,24 +160,23 @@ def open_computed(
         UserError: a recipe is unknown or cannot be repeated here, or no record of a file can be
             computed.
     """
-    made: dict[Path, list[Vectors]] = {}
+    opened: dict[Path, list[Vectors]] = {}
     for path, its_parts in parts.items():
         by_recipe: dict[str, list[Part]] = {}
         for part in its_parts:
             by_recipe.setdefault(str(part.recipe), []).append(part)
-        done: dict[tuple[str, str | None], Vectors] = {}
+        by_column: dict[tuple[str, str | None], Vectors] = {}
         for name, some in by_recipe.items():
             recipe = Recipe(origin_of(folder, some[0], path), choices.device, choices.weights, log)
-            of = read(path, recipe.records(path))
-            for one in _computed(of, recipe, some):
-                done[name, one.column] = one
-        made[path] = [done[str(part.recipe), part.column] for part in its_parts]
-    return made
+            for vectors in _computed(path, recipe, some):
+                by_column[name, vectors.column] = vectors
+        opened[path] = [by_column[str(part.recipe), part.column] for part in its_parts]
+    return opened
 
 
 def origin_of(folder: Path, part: Part, path: Path) -> Origin:
-    """Return what one of the vectors of the head in `folder` was computed by, to do the same with
-    the records in `path`.
+    """Return what computed one of the vectors of the head in `folder`, to compute the same of the
+    records in `path`.
 
     Raises:
         UserError: it is not known.
@@ -182,54 +193,43 @@ def origin_of(folder: Path, part: Part, path: Path) -> Origin:
     return Origin(str(folder), part.settings, part.recipe, part.column, run, run)
 
 
-def _computed(of: Read, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors]:
+def _computed(path: Path, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors]:
     """Return the vectors of all `parts`, which have one recipe."""
+    new = NewRecords(path, recipe)
     vectors: dict[str, Matrix] = {}
-    is_there = np.zeros(len(of.good), bool)
-    failures = dict(of.refused)
-
-    def refuse(place: int, why: str) -> None:
-        failures[of.places[place]] = _without(of.good[place], "failed", why)
-
+    is_there = np.zeros(len(new.good), bool)
     progress, num_done = Progress(log, "computing features"), 0
     columns = {part.column for part in parts if part.column}
-    for places, values in recipe.batches([record.payload for record in of.good], refuse):
-        rows = np.array([place for equal in places for place in equal], np.int64)
-        of_row = np.repeat(np.arange(len(places)), [len(equal) for equal in places])
+    for indices, values in new.batches(0, len(new.good)):
+        rows = np.array([index for equal in indices for index in equal], np.int64)
+        of_row = np.repeat(np.arange(len(indices)), [len(equal) for equal in indices])
         for column in columns:
-            found = matrix(values.column(column))
+            of_column = matrix(values.column(column))
             if column not in vectors:
-                vectors[column] = _scratch(len(of.good), found.shape[1], found.dtype)
-            vectors[column][rows] = found[of_row]
+                vectors[column] = _scratch(len(new.good), of_column.shape[1], of_column.dtype)
+            vectors[column][rows] = of_column[of_row]
         is_there[rows] = True
         num_done += len(rows)
-        progress.at(num_done, len(of.good))
-    without = [failures[place] for place in sorted(failures)]
+        progress.at(num_done, len(new.good))
+    failures = new.failures()
     if not is_there.any():
-        raise nothing_left(of, without)
+        first = failures[0]
+        raise UserError(
+            f"{path}: none of its {records(len(failures))} has features; the first is "
+            f"{first.id or f'at line {first.line}'!r} ({first.status}: {first.reason})."
+        )
     rows = np.flatnonzero(is_there)
-    good = [of.good[row] for row in rows.tolist()]
-    ids = [record.id for record in good]
-    sha256s = [hashlib.sha256(record.payload).hexdigest() for record in good]
+    ids = [new.good[row].id for row in rows.tolist()]
+    sha256s = [hashlib.sha256(new.good[row].payload).hexdigest() for row in rows.tolist()]
     return [
-        Vectors(str(of.path), part.column, ids, vectors[part.column], sha256s, without, part, rows)
+        Vectors(str(path), part.column, ids, vectors[part.column], sha256s, failures, part, rows)
         for part in parts
         if part.column
     ]
 
 
-def nothing_left(of: Read, failures: Sequence[Failure]) -> UserError:
-    """Return the error for a file of which no record has values."""
-    first = failures[0]
-    return UserError(
-        f"{of.path}: none of its {records(len(failures))} has features; the first is "
-        f"{first.id or f'at line {first.line}'!r} ({first.status}: {first.reason})."
-    )
-
-
 def _scratch(num_rows: int, width: int, dtype: np.dtype[np.generic]) -> Matrix:
     """Return an array of numbers in a temporary file, which ends with it."""
-    file: BinaryIO
     with tempfile.TemporaryFile() as file:
         file.truncate(num_rows * width * dtype.itemsize)
         return np.memmap(file, dtype, "r+", 0, (num_rows, width))

@@ -33,33 +33,33 @@ class Chosen(NamedTuple):
     """The arguments of `head train`."""
 
     runs: Sequence[Path]
-    labels: Path | None
-    """The table; without one, `column` is a column of the sheet of samples."""
-    column: str
-    group: str | None
-    fragments: Path | None
-    """The folder of a translation, if the labels are of its contigs."""
-    kind: Literal["logistic", "mlp"]
     vectors: Sequence[str]
     output: Path
-    seed: int
-    threads: int
+    labels: Path | None = None
+    """The table; without one, `column` is a column of the sheet of samples."""
+    column: str = ""
+    group: str | None = None
+    fragments: Path | None = None
+    """The folder of a translation, if the labels are of its contigs."""
+    kind: Literal["logistic", "mlp"] = "logistic"
+    seed: int = 0
+    threads: int = 1
     id_column: str = ""
-    """Of the table, if not found by its name."""
+    """The table's column of ids, if not found by its name."""
     threshold: Wanted | None = None
     task: Task | None = None
     """None: classification, unless labels look like something else."""
     mask: str = ""
-    """Of labels of residues: the letters that are none."""
+    """Letters that stand for residues without a label."""
 
 
 class Examples(NamedTuple):
-    """Labelled records with features, by their sha256 and then their id: no fit depends on the
-    order of a run's rows."""
+    """Labelled records with features, sorted by their sha256 and then their id, so that no fit
+    depends on the order of a run's rows."""
 
     ids: list[str]
     sha256s: list[str]
-    """Of the payloads: copies have the same."""
+    """The sha256 of each payload; copies have the same."""
     labels: list[Label]
     groups_R: npt.NDArray[np.str_]
     payload_R: npt.NDArray[np.int64]
@@ -67,16 +67,15 @@ class Examples(NamedTuple):
 
     @classmethod
     def of(
-        cls, ids: Iterable[str], sha256_of_id: Mapping[str, str], found: Mapping[str, Label]
+        cls, ids: Iterable[str], sha256_of_id: Mapping[str, str], label_of: Mapping[str, Label]
     ) -> Examples:
-        """Return the records `ids`, in order."""
+        """Return the records `ids`, sorted."""
         in_order = [id for _, id in sorted((sha256_of_id[id], id) for id in ids)]
         sha256s = [sha256_of_id[id] for id in in_order]
-        of_record = [found[id] for id in in_order]
+        of_record = [label_of[id] for id in in_order]
         groups_R = np.array([label.group for label in of_record])
-        return cls(
-            in_order, sha256s, of_record, groups_R, np.unique(sha256s, return_inverse=True)[1]
-        )
+        payload_R = np.unique(sha256s, return_inverse=True)[1]
+        return cls(in_order, sha256s, of_record, groups_R, payload_R)
 
     def rows(self, x_NF: Matrix, task: Task | None) -> tuple[Rows, list[str]]:
         """Return a row for each record, with its features, and the names of the classes."""
@@ -114,57 +113,41 @@ def gather(chosen: Chosen) -> Gathered:
         features.open(run, column, choosing=CHOOSING)
         for run, column in zip(chosen.runs, columns, strict=True)
     ]
-    found, num_empty, used = _labelled(chosen, parts, log)
-    joined, missing = Joined(parts, found), list[Lacking]()
-    ids, lots = list[str](), list[Matrix]()
+    of_id, num_empty, used = _labelled(chosen, parts, log)
+    joined, missing = Joined(parts, of_id), list[Lacking]()
+    ids, blocks = list[str](), list[Matrix]()
     for some, vectors in joined.blocks(missing.append):
         ids += some
-        lots.append(vectors)
+        blocks.append(vectors)
     if not ids:
-        raise labels.without_features(
-            found, used.file, listed(part.name for part in parts), parts[0].ids_of(np.arange(1))
-        )
+        raise _without_features(of_id, used, parts)
     known = {*ids, *(lacking.id for lacking in missing)}
     missing += [
         joined.lacking_in_first(id, f"it has no such record (labelled in {used.file}:{label.line})")
-        for id, label in found.items()
+        for id, label in of_id.items()
         if id not in known
     ]
-    missing.sort(key=lambda lacking: (found[lacking.id].line, lacking.id))
+    missing.sort(key=lambda lacking: (of_id[lacking.id].line, lacking.id))
     wanted = set(ids)
     sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in wanted}
-    examples = Examples.of(ids, sha256_of_id, found)
-    place_of, start = {id: place for place, id in enumerate(examples.ids)}, 0
-    x_NF = np.empty((len(ids), joined.width), lots[0].dtype)
-    for lot in lots:
-        x_NF[[place_of[id] for id in ids[start : start + len(lot)]]] = lot
-        start += len(lot)
+    examples = Examples.of(ids, sha256_of_id, of_id)
+    row_of, start = {id: row for row, id in enumerate(examples.ids)}, 0
+    x_NF = np.empty((len(ids), joined.width), blocks[0].dtype)
+    for block in blocks:
+        x_NF[[row_of[id] for id in ids[start : start + len(block)]]] = block
+        start += len(block)
     rows, classes = examples.rows(x_NF, chosen.task)
+    counts = {
+        "records": len(ids),
+        "groups": len(np.unique(examples.groups_R)),
+        "missing": len(missing),
+        "unlabelled": joined.num_unwanted,
+        "rows_without_label": num_empty,
+    }
+    used_parts, number_N = [*map(card.Part.of, parts)], np.arange(len(ids))
+    id_columns = joined.id_columns
     return Gathered(
-        examples,
-        rows,
-        np.arange(len(ids)),
-        classes,
-        used,
-        [
-            card.Part(
-                width=part.width,
-                column=part.column,
-                recipe=part.recipe,
-                settings=part.settings,
-                run=part.name,
-            )
-            for part in parts
-        ],
-        joined.id_columns,
-        missing,
-        {
-            "records": len(ids),
-            "groups": len(np.unique(examples.groups_R)),
-            "missing": len(missing),
-            "unlabelled": joined.num_unwanted,
-            "rows_without_label": num_empty,
-        },
+        examples, rows, number_N, classes, used, used_parts, id_columns, missing, counts
     )
 
 
@@ -175,34 +158,39 @@ def refuse_ahead(chosen: Chosen, parts: Sequence[Listed]) -> None:
     Raises:
         UserError: as `train` does.
     """
-    found, _, used = _labelled(chosen, parts, None)
-    sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in found}
+    of_id, _, used = _labelled(chosen, parts, None)
+    sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in of_id}
     for part in parts[1:]:
         there = part.rows_of(sha256_of_id)
         sha256_of_id = {id: sha256 for id, sha256 in sha256_of_id.items() if id in there}
     if not sha256_of_id:
-        raise labels.without_features(
-            found, used.file, listed(part.name for part in parts), parts[0].ids_of(np.arange(1))
-        )
-    examples = Examples.of(sha256_of_id, sha256_of_id, found)
+        raise _without_features(of_id, used, parts)
+    examples = Examples.of(sha256_of_id, sha256_of_id, of_id)
     rows, classes = examples.rows(np.empty((len(examples.ids), 0)), chosen.task)
     refuse_unfit(rows, np.arange(len(examples.ids)), classes, used)
+
+
+def _without_features(
+    of_id: Mapping[str, Label], used: card.TableUsed, parts: Sequence[Listed]
+) -> UserError:
+    runs = listed(part.name for part in parts)
+    return labels.without_features(of_id, used.file, runs, parts[0].ids_of(np.arange(1)))
 
 
 def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | None) -> labels.Labels:
     """Return the labels by the ids of records; `log` warns of those that are of none."""
     table, id_columns = chosen.labels, parts[0].id_columns
-    found, num_empty, used = labels.read(
+    of_id, num_empty, used = labels.read(
         parts[0], table, chosen.column, chosen.group, chosen.id_column, log
     )
     if chosen.task == "regression":
-        labels.refuse_no_numbers(found, used.file, chosen.column)
+        labels.refuse_no_numbers(of_id, used.file, chosen.column)
     elif chosen.task is None:
-        names = {label.name for label in found.values()}
+        names = {label.name for label in of_id.values()}
         labels.refuse_many_numbers(names, used.file, chosen.column)
     if chosen.fragments and table:  # labels of samples are those of fragments, too
-        found, num_without = labels.of_fragments(found, table, chosen.fragments, id_columns, log)
-        if not found:
+        of_id, num_without = labels.of_fragments(of_id, table, chosen.fragments, id_columns, log)
+        if not of_id:
             raise UserError(
                 f"{table}: none of its ids is a contig with fragments in {chosen.fragments}; write "
                 "the ids as the contigs have them."
@@ -213,9 +201,8 @@ def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | Non
         used = used.model_copy(update={"group": used.group or CONTIG})
     elif table:
         called = f"record of {listed(part.name for part in parts)}"
-        named = NamedRecords(called, id_columns, log)
-        found = by_record(found, table, parts, named)
-    return labels.Labels(found, num_empty, used)
+        of_id = by_record(of_id, table, parts, NamedRecords(called, id_columns, log))
+    return labels.Labels(of_id, num_empty, used)
 
 
 def refuse_unfit(
@@ -225,17 +212,14 @@ def refuse_unfit(
     used: card.TableUsed,
     remedy: str = "leave it out",
 ) -> None:
-    """Raise UserError if classes and groups are too few to learn or to measure. `remedy` is what to
-    do about a class of which there is too little."""
+    """Raise UserError if classes and groups are too few to learn or to measure. `remedy` is for a
+    class of which there is too little."""
     where = f"{used.file}: {used.column!r}" if used.column else f"{used.file}: the label"
     group, y_N, groups_N = used.group, rows.y_N, rows.groups_N
     if len(np.unique(y_N)) < 2:
-        only = repr(clipped(classes[0])) if classes else f"{y_N[0]:g}"
-        needs = (
-            "a head needs at least two classes"
-            if classes
-            else "there is nothing to learn from one number"
-        )
+        only, needs = f"{y_N[0]:g}", "there is nothing to learn from one number"
+        if classes:
+            only, needs = repr(clipped(classes[0])), "a head needs at least two classes"
         num = records(len(np.unique(record_N)))
         raise UserError(
             f"{where} is {only} in all {num} that have features; {needs}, so label others, too."

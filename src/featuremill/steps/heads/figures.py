@@ -1,7 +1,7 @@
 """Figures of predictions, their 95 % intervals, and the folds to measure them.
 
-A figure is a function of weights: how often each item counts. In a draw of whole groups that is how
-often the item's group was drawn.
+A figure is a function of weights, the number of times that each item counts. In a draw of whole
+groups, the weight of an item is how often its group was drawn.
 """
 
 from __future__ import annotations
@@ -60,23 +60,21 @@ def estimates(
     _, group_N = np.unique(groups_N, return_inverse=True)
     num_groups, random = int(group_N.max()) + 1, np.random.default_rng(0)
     values = figures_of(np.ones(len(group_N)))
-    draws: dict[str, list[float]] = {name: [] for name in values}
-    for _ in range(RESAMPLES):
+    draws_DK = np.empty((RESAMPLES, len(values)))
+    for row_K in draws_DK:
         drawn = np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups)
-        for name, value in figures_of(drawn[group_N].astype(np.float64)).items():
-            draws[name].append(value)
+        row_K[:] = [*figures_of(drawn[group_N].astype(np.float64)).values()]
     wider = _student(num_groups - 1) * np.sqrt(SHARED * num_groups / max(1, num_groups - 1))
-    found = {}
-    for name, value in values.items():
-        known = np.array(draws[name])
-        known = known[~np.isnan(known)]
+    intervals = {}
+    for (name, value), draws_D in zip(values.items(), draws_DK.T, strict=True):
+        draws_D = draws_D[~np.isnan(draws_D)]
         least, most = RANGES.get(name, (0, 1))
-        if np.isnan(value) or not len(known):  # a class that is never predicted has no precision
-            found[name] = Estimate(0.0, least, most)
-            continue
-        reach = float(wider * known.std())
-        found[name] = Estimate(float(value), max(least, value - reach), min(most, value + reach))
-    return found
+        intervals[name] = Estimate(0.0, least, most)  # a class never predicted has no precision
+        if not np.isnan(value) and len(draws_D):
+            reach = float(wider * draws_D.std())
+            low, high = max(least, value - reach), min(most, value + reach)
+            intervals[name] = Estimate(float(value), low, high)
+    return intervals
 
 
 def _student(freedom: int) -> float:
@@ -270,16 +268,16 @@ def reliability(scores_NC: Values, y_N: Labels, classes: Sequence[str]) -> list[
     for number in range(1 if len(classes) == 2 else 0, len(classes)):
         score_N = scores_NC[:, number]
         bin_N = np.minimum((score_N * BINS).astype(np.int64), BINS - 1)
-        for place in np.unique(bin_N).tolist():
-            inside = bin_N == place
+        for bin in np.unique(bin_N).tolist():
+            is_in_N = bin_N == bin
             bins.append(
                 Bin(
                     class_name=classes[number],
-                    low=place / BINS,
-                    high=(place + 1) / BINS,
-                    records=int(inside.sum()),
-                    mean_score=float(score_N[inside].mean()),
-                    share=float((y_N[inside] == number).mean()),
+                    low=bin / BINS,
+                    high=(bin + 1) / BINS,
+                    records=int(is_in_N.sum()),
+                    mean_score=float(score_N[is_in_N].mean()),
+                    share=float((y_N[is_in_N] == number).mean()),
                 )
             )
     return bins

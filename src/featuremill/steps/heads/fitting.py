@@ -3,8 +3,7 @@
 scikit-learn fits the regressions, torch the perceptron. Folds inside the training side choose one
 setting: the penalty, or the number of epochs. Classes weigh equally in a fit; calibration then
 restores their frequencies. The result depends on data and seed and, in its last digits, on the
-libraries, the machine and the number of threads. Rows come in an order of their own, that of their
-sha256.
+libraries, the machine and the number of threads. Rows are sorted by their sha256.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.steps.heads.figures import FOLDS, folds_of
+from featuremill.steps.heads.figures import FOLDS, Values, folds_of
 from featuremill.steps.heads.network import (
     ROWS_AT_ONCE,
     Calibration,
@@ -31,7 +30,6 @@ from featuremill.steps.heads.network import (
 
 Tensors = dict[str, npt.NDArray[Any]]
 """Tensors of a head, by name."""
-Values = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 FIFTHS = 5
 MOST_STEPS = 100
@@ -57,21 +55,17 @@ class Rows(NamedTuple):
 
     x_NF: Matrix
     y_N: npt.NDArray[Any]
-    """The number of each row's class; of a regression, its label."""
+    """The number of each row's class; of a regression, the row's label."""
     groups_N: npt.NDArray[Any]
     payload_N: npt.NDArray[Any]
-    """Rows with equal numbers are copies, or of copies."""
+    """The number of each row's payload: copies have the same."""
     num_classes: int = 0
-    """0 of a regression."""
+    """The number of classes; 0 of a regression."""
 
-    def where(self, is_one_N: Flags) -> Self:
+    def where(self, is_in_N: Flags) -> Self:
         """Return some of the rows."""
-        return self._replace(
-            x_NF=self.x_NF[is_one_N],
-            y_N=self.y_N[is_one_N],
-            groups_N=self.groups_N[is_one_N],
-            payload_N=self.payload_N[is_one_N],
-        )
+        x_NF, y_N, groups_N, payload_N = (each_N[is_in_N] for each_N in self[:4])
+        return type(self)(x_NF, y_N, groups_N, payload_N, self.num_classes)
 
     def folds(self, seed: Literal[0, 1]) -> npt.NDArray[np.int64]:
         """Return the folds that measure a head (0), or those that choose its setting (1). Groups
@@ -93,9 +87,9 @@ class Learner(Protocol):
     setting: str
     """The name of the setting that folds choose."""
     settings: Sequence[float]
-    """Those that are tried, in order."""
+    """The settings to try, in order."""
     patience: int
-    """The search ends after so many settings without a better one."""
+    """The number of settings without a better one after which the search ends."""
 
     def heads(self, rows: Rows, settings: Sequence[float]) -> Iterator[Tensors]:
         """Yield a head for each of the settings, in order, fitted to all rows."""
@@ -227,13 +221,13 @@ class Fitted(NamedTuple):
 
 def outputs(head: Tensors, rows: Rows) -> Values:
     """Return the scores (N, C) of rows; of a regression, their values (N, 1)."""
-    found = logits(head, rows.x_NF)
-    return softmax(found) if rows.num_classes else found
+    values = logits(head, rows.x_NF)
+    return softmax(values) if rows.num_classes else values
 
 
 def _calibrated(logits_NC: Values, rows: Rows) -> tuple[Calibration | None, Values, float]:
-    """Return the calibration of what rows have, its outputs, and their loss: the mean of -log of
-    the true class's score, or of squared errors."""
+    """Return the calibration for these rows, the calibrated outputs, and their loss: the mean of
+    -log of the true class's score, or of squared errors."""
     if not rows.num_classes:
         return None, logits_NC, float(np.square(logits_NC[:, 0] - rows.y_N).mean())
     fitted = calibration_of(logits_NC, rows.y_N)
@@ -250,18 +244,16 @@ def chosen_and_fitted(learner: Learner, rows: Rows) -> Fitted:
     for fold in np.unique(folds_N).tolist():  # of few groups some folds are empty
         is_held_out_N = folds_N == fold
         by_fold.append((is_held_out_N, _tried(learner, rows, is_held_out_N)))
-    best: tuple[float, float, Calibration | None, Values] | None = None
+    every = []
     for of_setting in zip(*(tried for _, tried in by_fold), strict=False):  # as many as all tried
         logits_NC = np.empty((len(rows.y_N), max(1, rows.num_classes)))
         for (is_held_out_N, _), (_, of_fold_NC) in zip(by_fold, of_setting, strict=True):
             logits_NC[is_held_out_N] = of_fold_NC
-        fitted, outputs_NC, loss = _calibrated(logits_NC, rows)
-        if best is None or loss < best[0]:
-            best = loss, of_setting[0][0], fitted, outputs_NC
-    assert best
-    _, setting, fitted, outputs_NC = best
+        every.append((*_calibrated(logits_NC, rows), of_setting[0][0]))
+    calibration, outputs_NC, _, setting = min(every, key=lambda tried: tried[2])
     (head,) = learner.heads(rows, [setting])
-    return Fitted(fitted.built_in(head) if fitted else head, setting, fitted, outputs_NC)
+    head = calibration.built_in(head) if calibration else head
+    return Fitted(head, setting, calibration, outputs_NC)
 
 
 def _tried(learner: Learner, rows: Rows, is_held_out_N: Flags) -> list[tuple[float, Values]]:
@@ -312,8 +304,7 @@ def out_of_fold(rows: Rows, folds: Iterable[Fold]) -> Values:
 def torn(rows: Rows) -> list[int]:
     """Return the classes for which one fold would hold all rows, or copies of them. Of numbers, 0
     stands for all: a fold would leave a single group."""
-    folds = range(FOLDS)
-    outer_N = rows.folds(0)
+    folds, outer_N = range(FOLDS), rows.folds(0)
     sides = [rows, *(rows.where(rows.apart_from(outer_N == fold)) for fold in folds)]
     if not rows.num_classes:
         return [0] * any(len(np.unique(side.groups_N)) < 2 for side in sides)
@@ -347,6 +338,7 @@ def shuffled_p(rows: Rows) -> float:
         if rows.num_classes
         else (rows.y_N[:, None] - rows.y_N.mean())
     )
+    y_NK = np.ldexp(y_NK, -np.frexp(np.abs(y_NK).max())[1])  # float32 has all numbers up to 1
     by_group = np.argsort(np.unique(rows.groups_N, return_inverse=True)[1], kind="stable")
     _, sizes = np.unique(rows.groups_N, return_counts=True)
     members = np.split(by_group, np.cumsum(sizes)[:-1])
@@ -355,7 +347,7 @@ def shuffled_p(rows: Rows) -> float:
         order = np.empty_like(by_group)
         order[by_group] = np.concatenate([members[n] for n in random.permutation(len(members))])
         orders.append(order)
-    at_once, found = max(1, NUMBERS_AT_ONCE // y_NK.size), list[float]()
+    at_once, correlations = max(1, NUMBERS_AT_ONCE // y_NK.size), list[float]()
     for start in range(0, len(orders), at_once):
         some = orders[start : start + at_once]
         y_NT = np.concatenate([y_NK[order] for order in some], axis=1, dtype=np.float32)
@@ -373,6 +365,6 @@ def shuffled_p(rows: Rows) -> float:
             total_T += held_out_N.sum() * np.divide(
                 product_T, spread_T, out=np.zeros(len(total_T)), where=spread_T > 0
             )
-        found += total_T.reshape(len(some), -1).sum(1).tolist()
-    as_good = np.array(found) >= found[0] - 1e-9 * abs(found[0])
-    return float(as_good.mean())
+        correlations += total_T.reshape(len(some), -1).sum(1).tolist()
+    true = correlations[0]
+    return float((np.array(correlations) >= true - 1e-9 * abs(true)).mean())

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from featuremill.kit.errors import IntegrityError
 from featuremill.kit.files import sha256_of
@@ -27,30 +29,6 @@ YES, NO, UNKNOWN = "yes", "no", "unknown"
 COLUMN = "seen_in_training"
 
 
-class Records(Protocol):
-    """Labelled records."""
-
-    @property
-    def ids(self) -> list[str]:
-        """Whole ids; the table has a column of each sample and id."""
-
-    @property
-    def sha256s(self) -> list[str]:
-        """In ascending order."""
-
-
-def write(path: Path, of: Records, columns: Mapping[str, Any], id_columns: IdColumns) -> str:
-    """Write the labelled records to `path`, with further columns; return the file's sha256."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    cells = zip(*map(id_columns.cells, of.ids), strict=True)
-    ids = dict(zip(id_columns.names, map(list, cells), strict=True))
-    table = pa.table({**ids, "sha256": of.sha256s, **columns})
-    pq.write_table(table, path, compression="zstd")
-    return sha256_of(path)
-
-
 class HeldOut(NamedTuple):
     """The labelled records, in the order of their sha256."""
 
@@ -59,14 +37,30 @@ class HeldOut(NamedTuple):
     labels: list[str] | list[float]
     groups: list[str]
     scores_NC: Scores
-    """In the order of the card's classes."""
+    """Scores in the order of the card's classes."""
+
+
+def write(
+    path: Path,
+    ids: Sequence[str],
+    sha256s: Sequence[str],
+    columns: Mapping[str, Any],
+    id_columns: IdColumns,
+) -> str:
+    """Write the labelled records, in the order of their `sha256s`, to `path`, with further columns;
+    return the file's sha256."""
+    cells = zip(*map(id_columns.cells, ids), strict=True)
+    of_ids = dict(zip(id_columns.names, map(list, cells), strict=True))
+    table = pa.table({**of_ids, "sha256": sha256s, **columns})
+    pq.write_table(table, path, compression="zstd")
+    return sha256_of(path)
 
 
 def checked(folder: Path, card: Card) -> Path:
-    """Return the path of what was held out from the head in `folder`.
+    """Return the path of the held-out records of the head in `folder`.
 
     Raises:
-        IntegrityError: it is gone or was changed.
+        IntegrityError: the file is gone or was changed.
     """
     path = folder / HELD_OUT
     if not path.is_file() or sha256_of(path) != card.held_out_sha256:
@@ -80,8 +74,6 @@ def read(folder: Path, card: Card) -> HeldOut | None:
     Raises:
         IntegrityError: they are damaged or were changed.
     """
-    import pyarrow.parquet as pq
-
     if card.held_out_sha256 is None:
         return None
     table = pq.read_table(checked(folder, card))
@@ -92,13 +84,11 @@ def read(folder: Path, card: Card) -> HeldOut | None:
 
 
 class Seen:
-    """Which records of some features a head was trained on."""
+    """The records of some features on which a head was trained."""
 
     def __init__(self, held_out: HeldOut | None, features: Source) -> None:
         self._held_out = held_out if features.recipe is not None else None
         self._row_of: dict[str, int] = {}
-        self.num_seen = 0
-        """Records so far."""
         if not self._held_out:
             return
         pairs = zip(self._held_out.ids, self._held_out.sha256s, strict=True)
@@ -116,6 +106,5 @@ class Seen:
             return scores_NC, [UNKNOWN] * len(ids)
         rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)
         is_seen = rows >= 0
-        self.num_seen += int(is_seen.sum())
         scores = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
-        return scores, [YES if one else NO for one in is_seen]
+        return scores, [YES if is_one else NO for is_one in is_seen]

@@ -46,8 +46,8 @@ class Chosen(NamedTuple):
     """The sha256 of a pickle that may be read."""
 
 
-def import_head(chosen: Chosen) -> card.Card:
-    """Write the head in the state dict that `chosen` names, and return its card.
+def import_head(chosen: Chosen) -> None:
+    """Write the head in the state dict that `chosen` names.
 
     Raises:
         UserError: the file is missing, not trusted, or of another shape.
@@ -64,7 +64,7 @@ def import_head(chosen: Chosen) -> card.Card:
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{chosen.path}: there is no such file; name a state dict.") from None
     sha256 = hashlib.sha256(content).hexdigest()
-    tensors = named(_tensors(chosen, content, sha256), chosen)
+    tensors = _named(_tensors(chosen, content, sha256), chosen)
     known = card.Card.find(chosen.output / card.CARD)
     if known and known.source is None:
         raise UserError(
@@ -72,7 +72,7 @@ def import_head(chosen: Chosen) -> card.Card:
             "another folder with --output."
         )
     with delivering_folder(chosen.output) as folder:
-        made = card.Card(
+        head = card.Card(
             version=card.Card.NEWEST,
             kind="mlp",
             classes=list(chosen.classes),
@@ -81,14 +81,13 @@ def import_head(chosen: Chosen) -> card.Card:
             source=card.Source(file=str(chosen.path), sha256=sha256),
             versions=versions(),
         )
-        made.write(folder / card.CARD)
+        head.write(folder / card.CARD)
     log.info(
         "%s: %s numbers to %s; its recipe is not known, so predict needs --any-recipe.",
         chosen.output,
         " + ".join(f"{width:,}" for width in chosen.widths),
         listed(chosen.classes),
     )
-    return made
 
 
 def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
@@ -153,8 +152,8 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         capture_output=True,
     )
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _no_head(chosen, f"reading it failed: {clipped(said[-1] if said else 'no word')}")
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _no_head(chosen, f"reading it failed: {clipped(lines[-1] if lines else 'no word')}")
     try:
         tensors: Mapping[str, Any] = load(done.stdout)
     except SafetensorError:
@@ -162,9 +161,8 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
     return tensors
 
 
-def named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
-    """Return the tensors under VirNucPro's names. Their shapes decide which is which, not their
-    names.
+def _named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
+    """Return the tensors under VirNucPro's names, which their shapes determine.
 
     Raises:
         UserError: they are those of another network.
@@ -182,11 +180,13 @@ def named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
         raise _no_head(chosen, f"it holds {clipped(listed(seen or ['no tensor']), 300)}")
     (norm,) = norms
     size = len(norm["running_mean"])
-    hidden = next((one for one in linears if one["weight"].shape == (size, total)), None)
-    output = next((one for one in linears if one["weight"].shape == (num_classes, size)), None)
+    hidden, output = (
+        next((each for each in linears if each["weight"].shape == shape), None)
+        for shape in ((size, total), (num_classes, size))
+    )
     is_whole = set(OF_NORM) == norm.keys() and {t.shape for t in norm.values()} == {(size,)}
     if not hidden or not output or hidden is output or not is_whole:
-        shapes = listed(str(one["weight"].shape) for one in linears)
+        shapes = listed(str(each["weight"].shape) for each in linears)
         raise _no_head(
             chosen,
             f"its layers are of shapes {shapes} around a BatchNorm of {size:,}, and "

@@ -23,8 +23,6 @@ __all__ = ["CHOOSING"]
 NOT_THERE = "it has no such record"
 CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")
-
-
 Source = Features | Vectors
 """One vector a record, by id."""
 
@@ -54,7 +52,7 @@ class Lacking(NamedTuple):
 
 
 def lacking_writer(file: TextIO, id_columns: IdColumns) -> Callable[[Lacking], object]:
-    """Write the head of a table of records that lack features; return what writes a row."""
+    """Write the header of a table of records that lack features; return the writer of a row."""
     table = TsvWriter(file, [*id_columns.names, *Lacking._fields[1:]])
     return lambda lacking: table.row([*id_columns.cells(lacking.id), *lacking[1:]])
 
@@ -72,7 +70,7 @@ class Joined:
         self.id_columns = parts[0].id_columns
         for part in parts:
             if part.id_columns != self.id_columns:
-                other, with_keys = sorted((part, parts[0]), key=lambda one: one.id_columns)
+                other, with_keys = sorted((part, parts[0]), key=lambda each: each.id_columns)
                 raise UserError(
                     f"{with_keys.name}: its records are of samples, and those of {other.name} are "
                     "not, so they cannot be matched; name features of the same sheet."
@@ -89,9 +87,9 @@ class Joined:
         self.num_unwanted = 0
         """Records of the first run that are not wanted, after all blocks are read."""
 
-    def blocks(self, tell: Callable[[Lacking], object]) -> Iterator[tuple[list[str], Matrix]]:
-        """Yield ids and vectors (rows, sum of widths); call `tell` with each record that one of the
-        others lacks.
+    def blocks(self, report: Callable[[Lacking], object]) -> Iterator[tuple[list[str], Matrix]]:
+        """Yield ids and vectors (rows, sum of widths); call `report` with each record that another
+        run lacks.
 
         Raises:
             UserError: a number is not finite.
@@ -105,12 +103,12 @@ class Joined:
                 self.num_unwanted += int((~of_interest).sum())
                 vectors = vectors[of_interest]
                 ids = [id for id, is_one in zip(ids, of_interest, strict=True) if is_one]
-            rows = [other.rows_of(ids) for other in self._others]
-            for number, of_other in enumerate(rows, 1):
-                for place in np.flatnonzero(of_other == NOWHERE):
-                    tell(self._lacking(ids[place], number))
-            is_in_all = np.ones(len(ids), bool)
-            for of_other in rows:
+            rows, is_in_all = [], np.ones(len(ids), bool)
+            for number, other in enumerate(self._others, 1):
+                of_other = other.rows_of(ids)
+                rows.append(of_other)
+                for row in np.flatnonzero(of_other == NOWHERE):
+                    report(self._lacking(ids[row], number))
                 is_in_all &= of_other != NOWHERE
             ids = [id for id, is_whole in zip(ids, is_in_all, strict=True) if is_whole]
             lots = [vectors[is_in_all]]
@@ -131,8 +129,8 @@ class Joined:
                 known = np.zeros(len(ids), bool)
                 for earlier in self._others[: number - 1]:  # these have reported it already
                     known |= earlier.rows_of(ids) != NOWHERE
-                for place in np.flatnonzero(~known):
-                    yield self._lacking(ids[place], 0)
+                for row in np.flatnonzero(~known):
+                    yield self._lacking(ids[row], 0)
 
     def failed(self) -> Iterator[Lacking]:
         """Yield the failed and refused records of all runs that were not reported yet, each
@@ -155,9 +153,9 @@ class Joined:
 
 def _refuse_not_finite(part: Source, ids: Sequence[str], vectors: Matrix) -> None:
     if not np.isfinite(vectors).all():
-        place = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
+        row = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
         raise UserError(
-            f"{part.name}: the vector of record {clipped(ids[place])!r} in {part.column} has a "
+            f"{part.name}: the vector of record {clipped(ids[row])!r} in {part.column} has a "
             "number that is not finite, of which no score can be made; leave that record out, or "
             "have its features computed anew."
         )

@@ -10,13 +10,13 @@ on the BLAS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Tensors = Mapping[str, npt.NDArray[Any]]
+from featuremill.steps.heads.card import Tensors
+
 Matrix = npt.NDArray[Any]
 Scores = npt.NDArray[np.float64]
 LAST_LAYERS = ("", "output_layer.")
@@ -54,19 +54,17 @@ def logits(tensors: Tensors, x_NF: Matrix) -> npt.NDArray[np.float64]:
     logits_NC = np.empty((len(x_NF), num_classes))
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        logits_NC[rows] = _layers(tensors, standardised(tensors, x_NF[rows]))
+        x = standardised(tensors, x_NF[rows])
+        if "weight" in tensors:
+            logits_NC[rows] = _linear(tensors, "", x)
+            continue
+        hidden = _linear(tensors, "hidden_layer.", x)
+        hidden -= tensors["bn1.running_mean"]
+        hidden /= np.sqrt(tensors["bn1.running_var"].astype(np.float64) + EPSILON)
+        hidden *= tensors["bn1.weight"]
+        hidden += tensors["bn1.bias"]
+        logits_NC[rows] = _linear(tensors, "output_layer.", np.maximum(hidden, 0, out=hidden))
     return logits_NC
-
-
-def _layers(tensors: Tensors, x: Matrix) -> Matrix:
-    if "weight" in tensors:
-        return _linear(tensors, "", x)
-    hidden = _linear(tensors, "hidden_layer.", x)
-    hidden -= tensors["bn1.running_mean"]
-    hidden /= np.sqrt(tensors["bn1.running_var"].astype(np.float64) + EPSILON)
-    hidden *= tensors["bn1.weight"]
-    hidden += tensors["bn1.bias"]
-    return _linear(tensors, "output_layer.", np.maximum(hidden, 0, out=hidden))
 
 
 def _linear(tensors: Tensors, layer: str, x: Matrix) -> Matrix:
@@ -165,7 +163,6 @@ def calibration_of(logits_NC: Scores, y_N: npt.NDArray[np.int64]) -> Calibration
 
     bounds = [(0, None), *[(None, None)] * num_classes]
     start = np.append(1.0, np.log(target_NC.mean(0)))
-    found = minimize(
-        loss_and_slope, start, jac=True, bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9}
-    ).x
-    return Calibration(float(found[0]) / unit, found[1:] - found[1:].mean())
+    options = {"ftol": 1e-15, "gtol": 1e-9}
+    best = minimize(loss_and_slope, start, jac=True, bounds=bounds, options=options).x
+    return Calibration(float(best[0]) / unit, best[1:] - best[1:].mean())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -23,6 +23,7 @@ from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
 from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads import card, held_out, network, residues, threshold
+from featuremill.steps.heads.card import Tensors
 from featuremill.steps.heads.computed import Choices, Vectors, open_computed
 from featuremill.steps.heads.joined import (
     CHOOSING,
@@ -39,16 +40,7 @@ LETTERS = "labels"
 """The column of letters in a table of predictions."""
 MOST_DIFFERENCES = 3
 """Settings that a message lists if two recipes differ in many."""
-Scores = npt.NDArray[np.float64]
-Tensors = Mapping[str, npt.NDArray[Any]]
 log = logging.getLogger("featuremill.head")
-
-
-class Counts(NamedTuple):
-    """Counts of the records."""
-
-    predicted: int
-    missing: int
 
 
 class Predicted(NamedTuple):
@@ -57,13 +49,13 @@ class Predicted(NamedTuple):
     ids: Sequence[str]
     texts: Sequence[Sequence[str]]
     """The cells between the id and the scores, such as the class."""
-    scores_NC: Scores
-    """Of the records, or of the residues."""
+    scores_NC: npt.NDArray[np.float64]
+    """A row for each record, or for each residue."""
     seen: Sequence[str]
     """Whether the head was trained on each record."""
 
 
-Tell = Callable[[Lacking], object]
+Report = Callable[[Lacking], object]
 """Gets each record that has no prediction."""
 
 
@@ -80,11 +72,11 @@ def predict(
     takes_any_recipe: bool = False,
     choices: Choices = Choices(),  # noqa: B008  (it is a constant)
     probabilities: Path | None = None,
-) -> Counts:
+) -> tuple[int, int]:
     """Write the predictions of the head in `folder` for `runs` to `output`, and the records without
     one beside it. Records of the training get the scores of heads that did not see their group.
     Files of records among the `runs` are computed first, by the recipes of the head. The scores of
-    each residue go to `probabilities`.
+    each residue go to `probabilities`. Return the numbers of records with and without a prediction.
 
     Raises:
         UserError: the head, the features or an output cannot be used.
@@ -103,7 +95,6 @@ def predict(
         )
     if probabilities and probabilities.suffix != ".parquet":
         raise UserError(f"{probabilities}: probabilities are a .parquet; give a name that ends so.")
-    names = [LETTERS] if is_of_residues else ["class"] if head.classes else []
     if is_of_residues:
         source = _opened_residues(runs, columns, head, folder, choices)
         parts: Sequence[Source | residues.Source] = [source]
@@ -114,7 +105,6 @@ def predict(
     _refuse_other_widths(parts, head, folder)
     if not takes_any_recipe:
         _refuse_other_recipes(parts, head, folder)
-    id_columns = parts[0].id_columns
     num_predicted = num_seen = num_missing = 0
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -122,30 +112,28 @@ def predict(
             enter(delivering(output, is_named=True)),
             enter(delivering(missing_of(output))),
         )
+        id_columns = parts[0].id_columns
         lacking_file = enter(lacking_path.open("w", encoding="utf-8", newline=""))
         write_lacking = lacking_writer(lacking_file, id_columns)
-        writers: list[Callable[[Predicted], object]] = []
         if output.suffix == ".tsv":
             file = enter(path.open("w", encoding="utf-8", newline=""))
-            scores = [] if is_of_residues else head.columns
-            table = TsvWriter(file, [*id_columns.names, *names, *scores, held_out.COLUMN])
-            writers.append(_tsv(table, id_columns, bool(scores)))
+            writers = [_tsv(file, head, id_columns)]
         else:
-            writers.append(enter(_Parquet(path, head, id_columns, names)))
+            writers = [enter(_Parquet(path, head, id_columns))]
         if probabilities:
             scores_path = enter(delivering(probabilities, is_named=True))
             writers.append(enter(_Lists(scores_path, head, id_columns)))
 
-        def tell(lacking: Lacking) -> None:
+        def report(lacking: Lacking) -> None:
             nonlocal num_missing
             num_missing += 1
             write_lacking(lacking)
 
-        for some in predicted_by(folder, head, tensors, tell):
+        for some in predicted_by(folder, head, tensors, report):
             for write in writers:
                 write(some)
             num_predicted += len(some.ids)
-            num_seen += sum(seen == held_out.YES for seen in some.seen)
+            num_seen += some.seen.count(held_out.YES)
         if not num_predicted:
             raise UserError(
                 f"{listed(str(run) for run in runs)}: no record has all the features that {folder} "
@@ -168,17 +156,17 @@ def predict(
             counted(num_missing, "record has", "records have"),
             missing_of(output),
         )
-    return Counts(num_predicted, num_missing)
+    return num_predicted, num_missing
 
 
 def _of_records(
-    sources: Sequence[Source], folder: Path, head: card.Card, tensors: Tensors, tell: Tell
+    sources: Sequence[Source], folder: Path, head: card.Card, tensors: Tensors, report: Report
 ) -> Iterator[Predicted]:
     """Yield the predictions of records by their features side by side, in the order of the first
     source."""
     joined = Joined(sources)
     recall = held_out.Seen(held_out.read(folder, head), sources[0])
-    for ids, vectors in joined.blocks(tell):
+    for ids, vectors in joined.blocks(report):
         scores_NC = network.logits(tensors, vectors)
         if head.task != "regression":
             scores_NC = network.softmax(scores_NC)
@@ -188,11 +176,11 @@ def _of_records(
             names = [(head.classes[n],) for n in threshold.classes_of(head, scores_NC)]
         yield Predicted(ids, names, scores_NC, seen)
     for lacking in chain(joined.not_in_first(), joined.failed()):
-        tell(lacking)
+        report(lacking)
 
 
 def _of_residues(
-    source: residues.Source, folder: Path, head: card.Card, tensors: Tensors, tell: Tell
+    source: residues.Source, folder: Path, head: card.Card, tensors: Tensors, report: Report
 ) -> Iterator[Predicted]:
     """Yield the letters of each record, by a head that did not see it or a copy: that of its fold,
     if the head was trained on it."""
@@ -210,7 +198,7 @@ def _of_residues(
         seen = held_out.NO if fold is None else held_out.YES
         yield Predicted([record.id], [(letters,)], scores_NC, [seen])
     for lacking in source.lacking():
-        tell(lacking)
+        report(lacking)
 
 
 def _opened_residues(
@@ -238,8 +226,9 @@ def _opened(
     folder: Path,
     choices: Choices,
 ) -> list[Source]:
-    """Return the features in the order of `runs`. VirNucPro's files of one layout are one of them,
-    at the place of the first file. A single file of records is that of all features."""
+    """Return the features in the order of `runs`. VirNucPro's files of one layout are one set of
+    features, at the position of the first file. A single file of records is that of all
+    features."""
     if len(runs) == 1 and _has_records(runs[0]):
         runs = [*runs] * len(head.features)
     opened = open_files([run for run in runs if run.is_file() and not _has_records(run)])
@@ -248,12 +237,11 @@ def _opened(
         source = opened.get(run, run)
         if isinstance(source, Path) or source not in sources:
             sources.append(source)
-    is_merged = len(sources) == 1 and all(one.column == "merged" for one in opened.values())
-    is_merged &= bool(opened)
-    if len(sources) != len(head.features) and not is_merged:
+    is_merged = bool(opened) and {source.column for source in opened.values()} == {"merged"}
+    if len(sources) != len(head.features) and not (is_merged and len(sources) == 1):
         raise UserError(
-            f"{folder}: this head takes {_told(head)}, and {len(sources)} are given; name those "
-            "that it takes, in that order."
+            f"{folder}: this head takes {_features_of(head)}, and {len(sources)} are given; name "
+            "those that it takes, in that order."
         )
     wanted = spread(columns, len(sources)) if columns else [part.column for part in head.features]
     to_compute: dict[Path, list[card.Part]] = {}
@@ -276,7 +264,7 @@ def _has_records(path: Path) -> bool:
     return path.is_file() and bool(inputs.evident_format(path))
 
 
-def _told(head: card.Card) -> str:
+def _features_of(head: card.Card) -> str:
     """Return in words the features that a head takes."""
     texts = [
         f"{part.width:,} numbers" + (f" ({part.column})" if part.column else "")
@@ -286,18 +274,18 @@ def _told(head: card.Card) -> str:
 
 
 def _refuse_other_widths(parts: Sequence[card.Recorded], head: card.Card, folder: Path) -> None:
-    given, wanted = [part.width for part in parts], [part.width for part in head.features]
+    here, wanted = [part.width for part in parts], [part.width for part in head.features]
     is_merged = len(parts) == 1 and parts[0].column == "merged"
-    if given != wanted and not (is_merged and given == [sum(wanted)]):
+    if here != wanted and not (is_merged and here == [sum(wanted)]):
         widths = listed(f"{part.width:,} ({part.name}, {part.column})" for part in parts)
         raise UserError(
-            f"{folder}: this head takes {_told(head)}, and the features given have {widths}; name "
-            "those that it was made for, in that order."
+            f"{folder}: this head takes {_features_of(head)}, and the features given have "
+            f"{widths}; name those that it was made for, in that order."
         )
 
 
 def _refuse_other_recipes(parts: Sequence[card.Recorded], head: card.Card, folder: Path) -> None:
-    """Raise UserError where features were made otherwise than those of a head."""
+    """Raise UserError where features were computed otherwise than those of a head."""
     for part, known in zip(parts, head.features, strict=False):
         if part.recipe is not None and (part.recipe, part.column) == (known.recipe, known.column):
             continue
@@ -317,27 +305,34 @@ def differences(ours: Settings | None, theirs: Settings | None) -> str:
     """Return in words how two recipes differ; "" if unknown."""
     if not ours or not theirs:
         return ""
-    one, other = _flat(ours), _flat(theirs)
-    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    differing = [f"{name} {one.get(name)} and not {other.get(name)}" for name in names]
-    more = (
-        [f"{len(differing) - MOST_DIFFERENCES} more"] if len(differing) > MOST_DIFFERENCES else []
+    here, there = (
+        {**content.pop("options", {}), **content} for content in (ours.as_json(), theirs.as_json())
     )
-    return f" (here {listed([*differing[:MOST_DIFFERENCES], *more])})" if differing else ""
+    differing = [
+        f"{name} {here.get(name)} and not {there.get(name)}"
+        for name in {**here, **there}
+        if here.get(name) != there.get(name)
+    ]
+    shown, more = differing[:MOST_DIFFERENCES], len(differing) - MOST_DIFFERENCES
+    return f" (here {listed([*shown, *[f'{more} more'] * (more > 0)])})" if differing else ""
 
 
-def _flat(settings: Settings) -> dict[str, Any]:
-    content = settings.as_json()
-    return {**content.pop("options", {}), **content}
+Write = Callable[[Predicted], object]
+"""Writes some predictions."""
 
 
-def _tsv(
-    table: TsvWriter, id_columns: IdColumns, has_scores: bool
-) -> Callable[[Predicted], object]:
-    """Return what writes rows to a table of text."""
+def _columns(head: card.Card) -> list[str]:
+    """Return the columns between the id and the scores."""
+    return [LETTERS] if head.task == "per_residue" else ["class"] if head.classes else []
+
+
+def _tsv(file: Any, head: card.Card, id_columns: IdColumns) -> Write:
+    """Return the writer of a table of text, of which a head for residues has no scores."""
+    columns = head.columns if head.task != "per_residue" else []
+    table = TsvWriter(file, [*id_columns.names, *_columns(head), *columns, held_out.COLUMN])
 
     def write(some: Predicted) -> None:
-        scores = some.scores_NC.tolist() if has_scores else [()] * len(some.ids)
+        scores = some.scores_NC.tolist() if columns else [()] * len(some.ids)
         for id, texts, own, seen in zip(some.ids, some.texts, scores, some.seen, strict=True):
             table.row([*id_columns.cells(id), *texts, *(f"{score:.9g}" for score in own), seen])
 
@@ -347,20 +342,20 @@ def _tsv(
 class _Parquet:
     """Writes predictions, a row a record."""
 
-    def __init__(
-        self, path: Path, head: card.Card, id_columns: IdColumns, names: Sequence[str]
-    ) -> None:
-        self._id_columns = id_columns
-        columns = dict.fromkeys([*id_columns.names, *names], pa.string())
-        columns |= dict.fromkeys(map(one_line, head.columns), pa.float64())
-        columns[held_out.COLUMN] = pa.string()
-        self._schema = pa.schema(columns, metadata=head.metadata)
+    def __init__(self, path: Path, head: card.Card, id_columns: IdColumns) -> None:
+        self._id_columns, self._head = id_columns, head
+        self._schema = pa.schema(self._fields(), metadata=head.metadata)
         self._file = pq.ParquetWriter(path, self._schema, compression="zstd")
 
-    def __enter__(self) -> Callable[[Predicted], object]:
+    def _fields(self) -> dict[str, pa.DataType]:
+        texts = dict.fromkeys([*self._id_columns.names, *_columns(self._head)], pa.string())
+        scores = dict.fromkeys(map(one_line, self._head.columns), pa.float64())
+        return {**texts, **scores, held_out.COLUMN: pa.string()}
+
+    def __enter__(self) -> Write:
         return self._write
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._file.close()
 
     def _write(self, some: Predicted) -> None:
@@ -370,20 +365,17 @@ class _Parquet:
         self._file.write_table(pa.table([*arrays, pa.array(some.seen)], schema=self._schema))
 
 
-class _Lists:
+class _Lists(_Parquet):
     """Writes the scores of residues: a row a record, a list a class; some residues at a time."""
 
     def __init__(self, path: Path, head: card.Card, id_columns: IdColumns) -> None:
-        self._id_columns, self._columns = id_columns, head.columns
-        of_scores = dict.fromkeys(head.columns, pa.list_(pa.float32()))
-        columns = {**dict.fromkeys(self._id_columns.names, pa.string()), **of_scores}
-        self._schema = pa.schema(columns, metadata=head.metadata)
-        self._file = pq.ParquetWriter(path, self._schema, compression="zstd")
+        super().__init__(path, head, id_columns)
         self._rows: list[dict[str, Any]] = []
         self._num_residues = 0
 
-    def __enter__(self) -> Callable[[Predicted], object]:
-        return self._write
+    def _fields(self) -> dict[str, pa.DataType]:
+        scores = dict.fromkeys(self._head.columns, pa.list_(pa.float32()))
+        return {**dict.fromkeys(self._id_columns.names, pa.string()), **scores}
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
@@ -392,7 +384,7 @@ class _Lists:
 
     def _write(self, some: Predicted) -> None:
         cells = zip(self._id_columns.names, self._id_columns.cells(some.ids[0]), strict=True)
-        scores = zip(self._columns, some.scores_NC.T.astype(np.float32), strict=True)
+        scores = zip(self._head.columns, some.scores_NC.T.astype(np.float32), strict=True)
         self._rows.append({**dict(cells), **dict(scores)})
         self._num_residues += len(some.scores_NC)
         if self._num_residues >= residues.AT_ONCE:

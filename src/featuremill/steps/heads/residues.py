@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,14 +18,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill import features
-from featuremill.features import Failure, Listed, Matrix, Parts
+from featuremill.features import Listed, Matrix, Parts
+from featuremill.inputs.labels import Label
 from featuremill.kit.arrays import matrices
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import Progress
 from featuremill.steps.heads import card, labels
-from featuremill.steps.heads.computed import Choices, Read, origin_of, read
+from featuremill.steps.heads.computed import Choices, NewRecords, origin_of
 from featuremill.steps.heads.examples import Chosen, Examples, Gathered, refuse_unfit
 from featuremill.steps.heads.figures import FOLDS
 from featuremill.steps.heads.fitting import Rows, Tensors
@@ -47,7 +48,7 @@ class Residues(NamedTuple):
 
     parts: Parts
     row_R: npt.NDArray[np.int64]
-    """Of the parts, by record."""
+    """The row of each record in the parts."""
     numbers_R: list[Numbers]
     """The number of the class of each residue, by record."""
 
@@ -58,31 +59,37 @@ def gather(chosen: Chosen) -> tuple[Gathered, Residues]:
     Raises:
         UserError: the run or the labels cannot be used.
     """
-    run = _only_run(chosen)
+    run, table = _only_run(chosen)
     parts = open_residues(run, chosen.vectors[0] if chosen.vectors else None)
     planned = features.Planned(run)
-    assert chosen.labels
-    found, num_empty, used = labels.read_letters(
-        chosen.labels, chosen.column, chosen.group, chosen.id_column, planned
+    of_id, num_empty, used = labels.read_letters(
+        table, chosen.column, chosen.group, chosen.id_column, planned
     )
     row_of: dict[str, int] = {}
-    for some, rows in parts.records():
-        row_of |= {id: row for id, row in zip(some, rows.tolist(), strict=True) if id in found}
+    for ids, rows_of_ids in parts.records():
+        pairs = zip(ids, rows_of_ids.tolist(), strict=True)
+        row_of |= {id: row for id, row in pairs if id in of_id}
     if not row_of:
-        raise labels.without_features(found, used.file, planned.name, planned.ids_of(np.arange(1)))
+        raise labels.without_features(of_id, used.file, planned.name, planned.ids_of(np.arange(1)))
     for id, row in row_of.items():
         num_residues = int(parts.num_of_row[row])
-        labels.refuse_length(id, found[id], num_residues, planned.name, used.file)
-    sha256_of_id = {id: sha256 for id, sha256 in planned.digests() if id in found}
-    examples = Examples.of(row_of, sha256_of_id, found)
-    classes = labels.letters_of(found, examples.ids, chosen.mask, used.file)
-    numbers = [labels.numbers_of(label.name, classes) for label in examples.labels]
-    _refuse_few(numbers, examples.groups_R, classes, used)
-    residues = Residues(parts, np.array([row_of[id] for id in examples.ids]), numbers)
-    learnt, record_N = drawn(residues, examples, len(classes), chosen.seed)
-    reason = f"it has no vectors of residues; {planned.name}/failed.tsv has the reason"
-    missing = [Lacking(id, planned.name, reason) for id in found if id not in row_of]
-    num_labelled = sum(int((own != UNLABELLED).sum()) for own in numbers)
+        labels.refuse_length(id, of_id[id], num_residues, planned.name, used.file)
+    sha256_of_id = {id: sha256 for id, sha256 in planned.digests() if id in of_id}
+    examples = Examples.of(row_of, sha256_of_id, of_id)
+    classes, numbers_R = _numbered(of_id, examples.ids, chosen.mask, used)
+    residues = Residues(parts, np.array([row_of[id] for id in examples.ids]), numbers_R)
+    rows, record_N = drawn(residues, examples, len(classes), chosen.seed)
+    missing = [_lacking(id, planned.name) for id in of_id if id not in row_of]
+    num_labelled = sum(int((numbers != UNLABELLED).sum()) for numbers in numbers_R)
+    counts = {
+        "records": len(examples.ids),
+        "groups": len(np.unique(examples.groups_R)),
+        "residues": num_labelled,
+        "residues_learnt": len(record_N),
+        "residues_masked": sum(map(len, numbers_R)) - num_labelled,
+        "missing": len(missing),
+        "rows_without_label": num_empty,
+    }
     part = card.Part(
         width=parts.column.width,
         column=parts.column.name,
@@ -90,19 +97,9 @@ def gather(chosen: Chosen) -> tuple[Gathered, Residues]:
         settings=parts.settings,
         run=planned.name,
     )
-    counts = {
-        "records": len(examples.ids),
-        "groups": len(np.unique(examples.groups_R)),
-        "residues": num_labelled,
-        "residues_learnt": len(record_N),
-        "residues_masked": sum(map(len, numbers)) - num_labelled,
-        "missing": len(missing),
-        "rows_without_label": num_empty,
-    }
-    gathered = Gathered(
-        examples, learnt, record_N, classes, used, [part], planned.id_columns, missing, counts
-    )
-    return gathered, residues
+    return Gathered(
+        examples, rows, record_N, classes, used, [part], planned.id_columns, missing, counts
+    ), residues
 
 
 def refuse_ahead(chosen: Chosen, parts: Sequence[Listed]) -> None:
@@ -112,40 +109,42 @@ def refuse_ahead(chosen: Chosen, parts: Sequence[Listed]) -> None:
     Raises:
         UserError: as `train` does.
     """
-    run, planned = _only_run(chosen), parts[0]
-    if not isinstance(planned, features.Planned) or not chosen.labels:
+    (run, table), planned = _only_run(chosen), parts[0]
+    if not isinstance(planned, features.Planned):
         return
-    arguments = chosen.labels, chosen.column, chosen.group, chosen.id_column
-    found, _, used = labels.read_letters(*arguments, planned, None)
-    row_of = planned.rows_of(found)
+    arguments = table, chosen.column, chosen.group, chosen.id_column
+    of_id, _, used = labels.read_letters(*arguments, planned, None)
+    row_of = planned.rows_of(of_id)
     if not row_of:
-        raise labels.without_features(found, used.file, str(run), planned.ids_of(np.arange(1)))
+        raise labels.without_features(of_id, used.file, str(run), planned.ids_of(np.arange(1)))
     lengths = planned.records_of(np.array([*row_of.values()], np.int64))
     for id, row in row_of.items():
-        if len(found[id].name) > (longest := lengths[row].length):  # fewer may be cut
-            labels.refuse_length(id, found[id], longest, str(run), used.file)
-    classes = labels.letters_of(found, [*row_of], chosen.mask, used.file)
-    numbers = [labels.numbers_of(found[id].name, classes) for id in row_of]
-    _refuse_few(numbers, np.array([found[id].group for id in row_of]), classes, used)
+        if len(of_id[id].name) > (longest := lengths[row].length):  # fewer may be cut
+            labels.refuse_length(id, of_id[id], longest, str(run), used.file)
+    _numbered(of_id, [*row_of], chosen.mask, used)
 
 
-def _refuse_few(
-    numbers: Sequence[Numbers],
-    groups_R: npt.NDArray[np.str_],
-    classes: Sequence[str],
-    used: card.TableUsed,
-) -> None:
-    """Raise UserError where classes or groups are too few: by a row for each class of a record."""
-    present = [np.unique(own[own != UNLABELLED]) for own in numbers]
+def _numbered(
+    of_id: Mapping[str, Label], ids: Sequence[str], mask: str, used: card.TableUsed
+) -> tuple[list[str], list[Numbers]]:
+    """Return the classes, and the numbers of the residues of each record.
+
+    Raises:
+        UserError: classes or groups are too few.
+    """
+    classes = labels.letters_of(of_id, ids, mask, used.file)
+    numbers_R = [labels.numbers_of(of_id[id].name, classes) for id in ids]
+    groups_R = np.array([of_id[id].group for id in ids])
+    present = [np.unique(numbers[numbers != UNLABELLED]) for numbers in numbers_R]
     record_N = np.repeat(np.arange(len(present)), [*map(len, present)])
-    if not len(record_N):
-        raise UserError(f"{used.file}: all labels of records with vectors are masked; label some.")
-    y_N = np.concatenate(present).astype(np.int64)
+    y_N = np.concatenate(present).astype(np.int64)  # a row for each class of a record
     rows = Rows(np.empty((len(y_N), 0)), y_N, groups_R[record_N], np.arange(len(y_N)), len(classes))
     refuse_unfit(rows, record_N, classes, used, REMEDY)
+    return classes, numbers_R
 
 
-def _only_run(chosen: Chosen) -> Path:
+def _only_run(chosen: Chosen) -> tuple[Path, Path]:
+    """Return the run and the labels."""
     if len(chosen.runs) != 1 or len(chosen.vectors) > 1:
         raise UserError(
             "--task per_residue: a head for residues takes one column of one set of features; name "
@@ -156,7 +155,7 @@ def _only_run(chosen: Chosen) -> Path:
             "--task per_residue: labels of residues are of records, in a table or a FASTA file; "
             "name it with --labels."
         )
-    return chosen.runs[0]
+    return chosen.runs[0], chosen.labels
 
 
 def open_residues(run: Path, column: str | None) -> Parts:
@@ -174,15 +173,19 @@ def open_residues(run: Path, column: str | None) -> Parts:
     return parts
 
 
+def _lacking(id: str, run: str) -> Lacking:
+    return Lacking(id, run, f"it has no vectors of residues; {run}/failed.tsv has the reason")
+
+
 def drawn(
     residues: Residues, examples: Examples, num_classes: int, seed: int
 ) -> tuple[Rows, npt.NDArray[np.int64]]:
     """Draw the residues to learn from, evenly over all; return them and the record of each."""
-    is_labelled_M = np.concatenate(residues.numbers_R) != UNLABELLED
-    sizes = [*map(len, residues.numbers_R)]
+    sizes, numbers_M = [*map(len, residues.numbers_R)], np.concatenate(residues.numbers_R)
+    is_labelled_M = numbers_M != UNLABELLED
     record_N = np.repeat(np.arange(len(sizes)), sizes)[is_labelled_M]
     within_N = np.concatenate([*map(np.arange, sizes)])[is_labelled_M]
-    y_N = np.concatenate(residues.numbers_R)[is_labelled_M].astype(np.int64)
+    y_N = numbers_M[is_labelled_M].astype(np.int64)
     if len(y_N) > MOST_LEARNT:
         random = np.random.default_rng(seed)
         some = np.sort(random.choice(len(y_N), MOST_LEARNT, replace=False, shuffle=False))
@@ -201,14 +204,17 @@ def folds_of_records(gathered: Gathered) -> npt.NDArray[np.int64]:
     return fold_of_group[group_R]
 
 
-def pieces(rows: npt.NDArray[np.int64], parts: Parts) -> Iterator[tuple[int, int]]:
-    """Yield slices of `rows` with about AT_ONCE residues each, at least one row."""
-    ends = np.cumsum(parts.num_of_row[rows])
-    start = 0
+def _pieces(
+    rows: npt.NDArray[np.int64], parts: Parts
+) -> Iterator[tuple[slice, Matrix, npt.NDArray[np.int64]]]:
+    """Yield slices of `rows` with about AT_ONCE residues each, at least one row, with the vectors
+    of their residues and the ends of the records but the last."""
+    ends, start = np.cumsum(parts.num_of_row[rows]), 0
     while start < len(rows):
         before = int(ends[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + AT_ONCE, "right")))
-        yield start, end
+        vectors, sizes = parts.of_rows(rows[start:end])
+        yield slice(start, end), vectors, np.cumsum(sizes)[:-1]
         start = end
 
 
@@ -219,14 +225,12 @@ def predicted_by(
     predicted: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(folds_R)
     progress, num_done = Progress(log, "judging"), 0
     for fold, head in enumerate(heads):
-        here = np.flatnonzero(folds_R == fold)
-        for start, end in pieces(residues.row_R[here], residues.parts):
-            some = here[start:end]
-            vectors, sizes = residues.parts.of_rows(residues.row_R[some])
-            numbers = np.split(logits(head, vectors).argmax(1), np.cumsum(sizes)[:-1])
-            for record, own in zip(some.tolist(), numbers, strict=True):
+        of_fold = np.flatnonzero(folds_R == fold)
+        for some, vectors, ends in _pieces(residues.row_R[of_fold], residues.parts):
+            numbers = np.split(logits(head, vectors).argmax(1), ends)
+            for record, own in zip(of_fold[some].tolist(), numbers, strict=True):
                 predicted[record] = own
-            num_done += len(some)
+            num_done += len(numbers)
             progress.at(num_done, len(folds_R))
     return predicted
 
@@ -263,7 +267,7 @@ class Source(Protocol):
 
 
 class OfRun:
-    """Those of a finished run."""
+    """The residues of a finished run."""
 
     def __init__(self, run: Path, column: str | None) -> None:
         self._parts = open_residues(run, column)
@@ -279,25 +283,20 @@ class OfRun:
         sha256_of = dict(self._planned.digests())
         progress = Progress(log, "predicting residues")
         for ids, rows in self._parts.records():
-            for start, end in pieces(rows, self._parts):
-                vectors, sizes = self._parts.of_rows(rows[start:end])
-                own = np.split(vectors, np.cumsum(sizes)[:-1])
-                for id, one in zip(ids[start:end], own, strict=True):
+            for some, vectors, ends in _pieces(rows, self._parts):
+                for id, own in zip(ids[some], np.split(vectors, ends), strict=True):
                     self._met.add(id)
-                    yield Vectors(id, sha256_of[id], one)
+                    yield Vectors(id, sha256_of[id], own)
                 progress.at(len(self._met), self._planned.num_rows)
 
     def lacking(self) -> Iterator[Lacking]:
-        reason = f"it has no vectors of residues; {self.name}/failed.tsv has the reason"
-        for id, _ in self._planned.digests():
-            if id not in self._met:
-                yield Lacking(id, self.name, reason)
-        for failure in self._planned.failures():
-            yield Lacking(failure.id, self.name, reason)
+        ids = (id for id, _ in self._planned.digests() if id not in self._met)
+        for id in (*ids, *(failure.id for failure in self._planned.failures())):
+            yield _lacking(id, self.name)
 
 
 class OfFile:
-    """Those of the records of a file, computed by the recipe of a head."""
+    """The residues of the records of a file, computed by the recipe of a head."""
 
     id_columns = ID_ALONE
 
@@ -305,41 +304,28 @@ class OfFile:
         origin = origin_of(folder, part, path)
         self.name, self.column, self.width = str(path), origin.column, part.width
         self.recipe, self.settings = part.recipe, part.settings
-        self._recipe = Recipe(origin, choices.device, choices.weights, log)
-        self._of: Read = read(path, self._recipe.records(path))
-        self._failures: dict[int, Failure] = dict(self._of.refused)
+        self._new = NewRecords(path, Recipe(origin, choices.device, choices.weights, log))
 
     def records(self) -> Iterator[Vectors]:
-        progress, good = Progress(log, "computing and predicting residues"), self._of.good
+        progress, good = Progress(log, "computing and predicting residues"), self._new.good
         start = 0
         while start < len(good):
             end, num_residues = start, 0
             while end < len(good) and num_residues < AT_ONCE:
                 num_residues += len(good[end].payload)
                 end += 1
-            yield from self._piece(start, end)
+            of_index: dict[int, Matrix] = {}
+            for indices, values in self._new.batches(start, end):
+                vectors = matrices(pa.chunked_array([values.column(self.column)]))
+                for equal, own in zip(indices, vectors, strict=True):
+                    of_index |= dict.fromkeys(equal, own)
+            for index, record in enumerate(good[start:end]):
+                if index in of_index:
+                    sha256 = hashlib.sha256(record.payload).hexdigest()
+                    yield Vectors(record.id, sha256, of_index[index])
             progress.at(end, len(good))
             start = end
 
-    def _piece(self, start: int, end: int) -> Iterator[Vectors]:
-        some = self._of.good[start:end]
-        found: dict[int, Matrix] = {}
-
-        def refuse(place: int, why: str) -> None:
-            record = some[place]
-            failure = Failure(record.id, record.source, str(record.line), "failed", why)
-            self._failures[self._of.places[start + place]] = failure
-
-        payloads = [record.payload for record in some]
-        for places, values in self._recipe.batches(payloads, refuse):
-            vectors = matrices(pa.chunked_array([values.column(self.column)]))
-            for equal, one in zip(places, vectors, strict=True):
-                found |= dict.fromkeys(equal, one)
-        for place, record in enumerate(some):
-            if place in found:
-                sha256 = hashlib.sha256(record.payload).hexdigest()
-                yield Vectors(record.id, sha256, found[place])
-
     def lacking(self) -> Iterator[Lacking]:
-        for _, failure in sorted(self._failures.items()):
+        for failure in self._new.failures():
             yield Lacking(failure.id, self.name, f"{failure.status}: {failure.reason}")

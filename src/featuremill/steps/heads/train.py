@@ -14,9 +14,9 @@ from featuremill.kit.files import delivering_folder
 from featuremill.kit.processes import versions
 from featuremill.kit.text import count, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
-from featuremill.steps.heads import card, examples, figures, held_out, residues, threshold
+from featuremill.steps.heads import card, examples, figures, held_out, page, residues, threshold
 from featuremill.steps.heads.examples import Chosen, Gathered
-from featuremill.steps.heads.figures import Estimate, estimates
+from featuremill.steps.heads.figures import Estimate, Values, estimates
 from featuremill.steps.heads.fitting import (
     Fold,
     Learner,
@@ -38,7 +38,7 @@ log = logging.getLogger("featuremill.head")
 
 
 class Measured(NamedTuple):
-    """What held-out records or residues say of a head."""
+    """The figures of a head on held-out records or residues."""
 
     scores: Mapping[str, Estimate]
     guesses: Mapping[str, float]
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     """Further fields of the card."""
     tensors: Tensors = {}  # noqa: RUF012
     """Further tensors: the heads of the folds, where predictions of residues need them."""
-    judged: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
+    judged: tuple[Values, npt.NDArray[np.int64]] | None = None
     """The outputs for each record, and the numbers of the predicted classes."""
 
 
@@ -61,8 +61,8 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
     (residues if chosen.task == "per_residue" else examples).refuse_ahead(chosen, parts)
 
 
-def train(chosen: Chosen) -> card.Card:
-    """Train a head, write it and return its card.
+def train(chosen: Chosen) -> None:
+    """Train a head and write it.
 
     Raises:
         UserError: runs or labels cannot be used.
@@ -74,12 +74,10 @@ def train(chosen: Chosen) -> card.Card:
 
     torch.set_num_threads(max(1, chosen.threads))
     with threadpool_limits(max(1, chosen.threads)):
-        return _train(chosen)
+        _train(chosen)
 
 
-def _train(chosen: Chosen) -> card.Card:
-    from featuremill.steps.heads import page
-
+def _train(chosen: Chosen) -> None:
     every: Residues | None = None
     if chosen.task == "per_residue":
         gathered, every = residues.gather(chosen)
@@ -90,19 +88,16 @@ def _train(chosen: Chosen) -> card.Card:
     learner: Learner = Logistic() if classes else Ridge()
     if classes and chosen.kind == "mlp":
         learner = Perceptron(chosen.seed)
-    log.info(
-        "%s, %s, %s numbers each; %s",
-        f"{count(len(rows.y_N))} residues of {records(gathered.counts['records'])} to learn from"
-        if every
-        else records(len(rows.y_N)),
-        f"the classes {listed(classes)}"
-        if every
-        else counted(len(classes), "class", "classes")
-        if classes
-        else f"numbers from {rows.y_N.min():g} to {rows.y_N.max():g}",
-        f"{sum(part.width for part in gathered.parts):,}",
-        f"no {used.group} is on both sides of a fold" if used.group else "folds by record",
-    )
+    what, labels = records(len(rows.y_N)), f"{counted(len(classes), 'class', 'classes')}"
+    if every:
+        num_records = records(gathered.counts["records"])
+        what = f"{count(len(rows.y_N))} residues of {num_records} to learn from"
+        labels = f"the classes {listed(classes)}"
+    elif not classes:
+        labels = f"numbers from {rows.y_N.min():g} to {rows.y_N.max():g}"
+    numbers = f"{sum(part.width for part in gathered.parts):,} numbers each"
+    split = f"no {used.group} is on both sides of a fold" if used.group else "folds by record"
+    log.info("%s, %s, %s; %s", what, labels, numbers, split)
     fitted = chosen_and_fitted(learner, rows)
     cuts = None
     if chosen.threshold:
@@ -115,61 +110,50 @@ def _train(chosen: Chosen) -> card.Card:
         measured = of_classes(rows, classes, out_of_fold(rows, folds), folds, cuts)
     else:
         measured = of_numbers(rows, out_of_fold(rows, folds), folds)
+    of_record, id_columns = gathered.examples, gathered.id_columns
+    columns = {"group": [label.group for label in of_record.labels], **measured.held_out}
     with delivering_folder(chosen.output) as folder:
         with (folder / card.MISSING).open("w", encoding="utf-8", newline="") as file:
-            write = lacking_writer(file, gathered.id_columns)
+            write = lacking_writer(file, id_columns)
             for lacking in gathered.missing:
                 write(lacking)
-        groups = [label.group for label in gathered.examples.labels]
-        made = card.Card(
+        path, ids = folder / card.HELD_OUT, of_record.ids
+        content = card.Card(
             version=card.Card.NEWEST,
             task=chosen.task or "classification",
             kind="ridge" if not classes else chosen.kind,
             classes=classes,
             features=gathered.parts,
             sha256=card.write_tensors(folder / card.TENSORS, fitted.head | measured.tensors),
-            held_out_sha256=held_out.write(
-                folder / card.HELD_OUT,
-                gathered.examples,
-                {"group": groups, **measured.held_out},
-                gathered.id_columns,
-            ),
+            held_out_sha256=held_out.write(path, ids, of_record.sha256s, columns, id_columns),
             counts=gathered.counts,
             scores={name: [*estimate] for name, estimate in measured.scores.items()},
             guesses={name: measured.guesses[name] for name in measured.scores},
             permutation_p=shuffled_p(rows),
-            calibration=card.Calibration(
+            calibration=fitted.calibration
+            and card.Calibration(
                 scale=fitted.calibration.scale, shift=fitted.calibration.shift_C.tolist()
-            )
-            if fitted.calibration
-            else None,
+            ),
             setting={learner.setting: fitted.setting},
             setting_bounds=[learner.settings[0], learner.settings[-1]],
             labels=used,
             mask=chosen.mask,
-            seed=chosen.seed if every or classes else None,
+            seed=chosen.seed if classes else None,
             threads=chosen.threads,
             versions=versions(("torch", "scikit-learn")),
             **measured.on_card,
         )
-        made = made.model_copy(update={"warnings": [*page.warnings_of(made)]})
-        judged = measured.judged and page.Judged(
-            gathered.examples.ids, rows.y_N, *measured.judged, gathered.id_columns
-        )
-        page.write_page(folder / card.PAGE, chosen.output.name, made, judged)
-        made.write(folder / card.CARD)
-    page.say(made, chosen.output)
-    return made
-
-
-def _columns(scores_NC: npt.NDArray[np.float64], names: Sequence[str]) -> dict[str, Any]:
-    return {name: scores_NC[:, place] for place, name in enumerate(names)}
+        content = content.model_copy(update={"warnings": [*page.warnings_of(content)]})
+        judged = measured.judged and page.Judged(ids, rows.y_N, *measured.judged, id_columns)
+        page.write_page(folder / card.PAGE, chosen.output.name, content, judged)
+        content.write(folder / card.CARD)
+    page.log_figures(content, chosen.output)
 
 
 def of_classes(
     rows: Rows,
     classes: Sequence[str],
-    scores_NC: npt.NDArray[np.float64],
+    scores_NC: Values,
     folds: Sequence[Fold],
     cuts: threshold.Cuts | None = None,
 ) -> Measured:
@@ -181,7 +165,7 @@ def of_classes(
     auc_of = figures.mean_auc(scores_NC, y_N, folds_N)
     brier_N = figures.brier(scores_NC, y_N)
 
-    def figures_of(weight_N: npt.NDArray[np.float64]) -> dict[str, float]:
+    def figures_of(weight_N: Values) -> dict[str, float]:
         counts_CC = figures.confusion(predicted_N, y_N, num_classes, weight_N)
         return {
             **figures.of_counts(counts_CC),
@@ -191,23 +175,20 @@ def of_classes(
         }
 
     scores = estimates(figures_of, rows.groups_N)
-    gain = scores.pop("gain")
-    names = [classes[number] for number in y_N]
-    return Measured(
-        scores,
-        figures.of_guesses(np.bincount(y_N, minlength=num_classes)),
-        {"label": names, **_columns(scores_NC, [f"score_{name}" for name in classes])},
-        {
-            "accuracy_gain": [*gain],
-            "confusion": figures.confusion(predicted_N, y_N, num_classes).tolist(),
-            "threshold": cuts.measured(scores_NC, folds) if cuts else None,
-            "reliability": figures.reliability(scores_NC, y_N, classes),
-        },
-        judged=(scores_NC, predicted_N),
-    )
+    on_card = {
+        "accuracy_gain": [*scores.pop("gain")],
+        "confusion": figures.confusion(predicted_N, y_N, num_classes).tolist(),
+        "threshold": cuts.measured(scores_NC, folds) if cuts else None,
+        "reliability": figures.reliability(scores_NC, y_N, classes),
+    }
+    columns = {f"score_{name}": scores_NC[:, number] for number, name in enumerate(classes)}
+    guesses = figures.of_guesses(np.bincount(y_N, minlength=num_classes))
+    labels = {"label": [classes[number] for number in y_N]}
+    judged = scores_NC, predicted_N
+    return Measured(scores, guesses, labels | columns, on_card, judged=judged)
 
 
-def of_numbers(rows: Rows, value_N1: npt.NDArray[np.float64], folds: Sequence[Fold]) -> Measured:
+def of_numbers(rows: Rows, value_N1: Values, folds: Sequence[Fold]) -> Measured:
     """Return the figures of held-out values, and those of the guesses: the means of what each fold
     learnt from, which order nothing."""
     y_N, value_N, guess_N = rows.y_N, value_N1[:, 0], np.empty(len(rows.y_N))
@@ -224,12 +205,9 @@ def of_numbers(rows: Rows, value_N1: npt.NDArray[np.float64], folds: Sequence[Fo
     )
     once_N = np.ones(len(y_N))
     r2, rmse = figures.r2(guess_N, y_N, once_N), figures.rmse(guess_N, y_N, once_N)
-    return Measured(
-        scores,
-        {"r2": r2, "spearman": 0.0, "rmse": rmse},
-        {"label": y_N, **_columns(value_N1, ["value"])},
-        judged=(value_N1, np.empty(0, np.int64)),
-    )
+    guesses = {"r2": r2, "spearman": 0.0, "rmse": rmse}
+    judged = value_N1, np.empty(0, np.int64)
+    return Measured(scores, guesses, {"label": y_N, "value": value_N}, judged=judged)
 
 
 def of_residues(gathered: Gathered, every: Residues, folds: Sequence[Fold]) -> Measured:
@@ -242,40 +220,35 @@ def of_residues(gathered: Gathered, every: Residues, folds: Sequence[Fold]) -> M
     num_classes = len(classes)
     counts_GCC = np.zeros((int(group_R.max()) + 1, num_classes, num_classes), np.int64)
     for group, predicted, true in zip(group_R, predicted_R, every.numbers_R, strict=True):
-        is_one = true != UNLABELLED
-        true_N = true[is_one].astype(np.int64)
-        counts_GCC[group] += figures.confusion(predicted[is_one], true_N, num_classes)
+        is_labelled = true != UNLABELLED
+        true_N = true[is_labelled].astype(np.int64)
+        counts_GCC[group] += figures.confusion(predicted[is_labelled], true_N, num_classes)
     confusion, flat = counts_GCC.sum(0), counts_GCC.reshape(len(counts_GCC), -1).astype(float)
 
-    def figures_of(weight_G: npt.NDArray[np.float64]) -> dict[str, float]:
+    def figures_of(weight_G: Values) -> dict[str, float]:
         counts_CC = (weight_G @ flat).reshape(num_classes, num_classes)
-        found = figures.of_counts(counts_CC)
-        for name, values in figures.of_classes(counts_CC).items():
-            found |= {
-                f"{name} of {letter}": value for letter, value in zip(classes, values, strict=True)
-            }
-        return found
+        by_class = {
+            f"{name} of {letter}": value
+            for name, values in figures.of_classes(counts_CC).items()
+            for letter, value in zip(classes, values, strict=True)
+        }
+        return figures.of_counts(counts_CC) | by_class
 
-    found = estimates(figures_of, np.arange(len(counts_GCC)))
-    tensors = {
-        f"fold_{fold}.{name}": tensor
-        for fold, head in enumerate(heads)
-        for name, tensor in head.items()
+    all_figures = estimates(figures_of, np.arange(len(counts_GCC)))
+    names = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
+    by_class = {
+        letter: {name: [*all_figures[f"{name} of {letter}"]] for name in figures.OF_CLASSES}
+        for letter in classes
+    }
+    columns = {
+        "fold": folds_R,
+        "label": [label.name for label in of_record.labels],
+        "predicted": [letters(numbers, classes) for numbers in predicted_R],
     }
     return Measured(
-        {name: found[name] for name in ("accuracy", "balanced_accuracy", "macro_f1", "mcc")},
+        {name: all_figures[name] for name in names},
         figures.of_guesses(confusion.sum(1)),
-        {
-            "fold": folds_R,
-            "label": [label.name for label in of_record.labels],
-            "predicted": [letters(numbers, classes) for numbers in predicted_R],
-        },
-        {
-            "confusion": confusion.tolist(),
-            "of_classes": {
-                letter: {name: [*found[f"{name} of {letter}"]] for name in figures.OF_CLASSES}
-                for letter in classes
-            },
-        },
-        tensors,
+        columns,
+        {"confusion": confusion.tolist(), "of_classes": by_class},
+        {f"fold_{n}.{name}": t for n, head in enumerate(heads) for name, t in head.items()},
     )

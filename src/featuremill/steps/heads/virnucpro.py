@@ -42,8 +42,9 @@ class Layout(NamedTuple):
     """A layout of files."""
 
     ids: str
-    """The key of the ids."""
-    called: str
+    """The key of the ids in a file."""
+    name: str
+    """The column of the features, and a part of the names of the files."""
     vectors: Callable[[Any, Sequence[str]], Matrix]
     """Returns the vectors of the value under `data`."""
 
@@ -52,8 +53,7 @@ def _of_tensors(data: Any, _ids: Sequence[str]) -> Matrix:
     import torch
 
     rows = data if isinstance(data, torch.Tensor) else torch.stack(list(data))
-    found: Matrix = rows.float().numpy()
-    return found
+    return rows.float().numpy()
 
 
 def _of_means(data: Any, ids: Sequence[str]) -> Matrix:
@@ -70,16 +70,8 @@ LAYOUTS = (
 )
 
 
-class Content(NamedTuple):
-    """The content of a file."""
-
-    layout: Layout
-    ids: list[str]
-    vectors: Matrix
-
-
-def _read(path: Path) -> Content:
-    """Return the content of the file `path`.
+def _read(path: Path) -> tuple[Layout, list[str], Matrix]:
+    """Return the layout, the ids and the vectors of the file `path`.
 
     Raises:
         UserError: it has none of the layouts.
@@ -106,13 +98,13 @@ def _read(path: Path) -> Content:
             f"({type(error).__name__}: {problem}); name its *_DNABERT_S.pt, *_ESM.pt or "
             "*_merged.pt, or a run's folder."
         ) from None
-    return Content(layout, ids, vectors)
+    return layout, ids, vectors
 
 
 def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
-    """Return the features of each of the `paths`; files of one layout have the same, read one after
-    the other. Memory holds the ids, a temporary file the vectors: torch takes seconds to read some
-    of these files.
+    """Return the features of each of the `paths`; files of one layout have the same features, read
+    one after the other. Memory holds the ids, a temporary file the vectors: torch takes seconds to
+    read some of these files.
 
     Raises:
         UserError: torch is not installed, a file has none of the layouts, or an id occurs twice in
@@ -144,6 +136,6 @@ def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
         for layout, (scratch, its_paths, ids) in by_layout.items():
             vectors = np.memmap(scratch, np.float32, "r", 0, (len(ids), widths[layout]))
             more = f" and {len(its_paths) - 1:,} more" if its_paths[1:] else ""
-            features = Vectors(f"{its_paths[0]}{more}", layout.called, ids, vectors)
+            features = Vectors(f"{its_paths[0]}{more}", layout.name, ids, vectors)
             opened |= dict.fromkeys(its_paths, features)
         return opened

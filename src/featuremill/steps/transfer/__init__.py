@@ -44,10 +44,10 @@ class Transfer(Section):
     """A CSV, TSV or Parquet table with a column of the records' ids; where these are of samples, it
     has a column `sample`, too."""
     column: str
-    """Its column of labels."""
+    """The table's column of labels."""
     id_column: str | None = None
-    """Its column of ids, whole ones or accessions. If not given, it is found by its name, such as
-    `id`, `accession` or `entry`."""
+    """The table's column of ids, whole ones or accessions. If not given, it is found by its name,
+    such as `id`, `accession` or `entry`."""
     group: str | None = None
     """A column of groups, such as a genus or `sample`: no labelled record gets its label from one
     of its group, so that the accuracy is that for unrelated records. If not given, each record by
@@ -94,11 +94,11 @@ def problems(
     asked: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield features that there are not."""
-    for name, one in asked.items():
+    for name, section in asked.items():
         for key in ("of", "reference"):
             try:
-                if key == "of" or one.reference:
-                    project.features_of(getattr(one, key))
+                if key == "of" or section.reference:
+                    project.features_of(getattr(section, key))
             except UserError as error:
                 yield (name, key), str(error)
 
@@ -110,27 +110,23 @@ def problems_of_files(
     not have, and a reference of other features."""
     from featuremill.inputs import labels
 
-    for name, one in asked.items():
-        for key in ("column", "group"):
-            wanted = getattr(one, key)
-            try:
-                is_record = key == "group" and wanted == labels.ID  # needs no column
-                if wanted and not is_record and Path(one.labels).exists():
-                    id_columns = id_columns_of(project, features_of(one, project)[-1])
-                    labels.check(Path(one.labels), wanted, id_columns, one.id_column or "")
-            except UserError as error:
-                yield (name, key), str(error)
-                break
-        else:
-            try:
-                if not stands(made({name: one}, project), f"{KEY}.{name}", project):
-                    id_columns = id_columns_of(project, features_of(one, project)[-1])
-                    which = one.column, one.group, id_columns, one.id_column or ""
-                    labels.read_ahead(Path(one.labels), *which)
-            except UserError as error:
-                yield (name, "labels"), str(error)
+    for name, section in asked.items():
+        table, id_column = Path(section.labels), section.id_column or ""
+        key = "column"
         try:
-            problem = _unfit(one, project)
+            id_columns = id_columns_of(project, features_of(section, project)[-1])
+            if table.exists():
+                labels.check(table, section.column, id_columns, id_column)
+                key = "group"
+                if section.group not in (None, labels.ID):
+                    labels.check(table, section.group, id_columns, id_column)
+            key = "labels"
+            if not stands(made({name: section}, project), f"{KEY}.{name}", project):
+                labels.read_ahead(table, section.column, section.group, id_columns, id_column)
+        except UserError as error:
+            yield (name, key), str(error)
+        try:
+            problem = _unfit(section, project)
         except UserError as error:
             problem = "reference", str(error)
         if problem:
@@ -144,24 +140,24 @@ def problems_of_records(
     """Yield labels that are not of the records."""
     from featuremill.steps.transfer.write import Chosen, labelled
 
-    for name, one in asked.items():
-        *_, folder = features_of(one, project)
-        if not are_there(one.labels, [folder], project):
+    for name, section in asked.items():
+        *_, folder = features_of(section, project)
+        if not are_there(section.labels, [folder], project):
             continue
         chosen = Chosen(
             Path(),
             Path(folder),
-            Path(one.labels),
-            one.column,
-            one.group,
-            one.vectors,
-            one.k,
-            one.metric,
+            Path(section.labels),
+            section.column,
+            section.group,
+            section.vectors,
+            section.k,
+            section.metric,
             Path(),
-            one.id_column or "",
+            section.id_column,
         )
         try:
-            labelled(listed_in(folder, project, one.vectors), chosen, None)
+            labelled(listed_in(folder, project, section.vectors), chosen, None)
         except UserError as error:
             yield (name, "labels"), str(error)
 

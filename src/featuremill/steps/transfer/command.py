@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from featuremill.kit.tables import add_options
+from featuremill.steps.transfer import Transfer
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -16,17 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the run of the labelled records, if that is another one",
     )
     add("--labels", type=Path, required=True, metavar="TABLE", help="CSV, TSV or Parquet with ids")
-    add("--column", required=True, help="its column of labels")
-    add("--id-column", default="", metavar="COLUMN", help="of TABLE, if not found by its name")
-    add(
-        "--group",
-        metavar="COLUMN",
-        help="its column of groups: no labelled record gets its label from one of its group "
-        "(default: each record by itself)",
-    )
-    add("--vectors", metavar="COLUMN", help="which vectors, where a run has several")
-    add("-k", "--k", type=int, default=5, metavar="N", help="nearest that vote (default 5)")
-    add("--metric", choices=("cosine", "euclidean"), default="cosine", help="default: cosine")
+    add_options(parser, Transfer, "column", "id_column", "group", "vectors", "k", "metric")
     add(
         "--output",
         type=Path,

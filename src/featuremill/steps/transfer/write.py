@@ -41,8 +41,8 @@ class Chosen(NamedTuple):
     k: int
     metric: Metric
     output: Path
-    id_column: str = ""
-    """Of the table, if not found by its name."""
+    id_column: str | None = None
+    """The table's column of ids, if not found by its name."""
 
 
 class Row(NamedTuple):
@@ -85,16 +85,16 @@ class Known(NamedTuple):
     """The nearest to each, without itself, those with its payload and those of its group."""
     metric: Metric
 
-    def row(self, id: str, found: Found, known: str) -> Row:
+    def row(self, id: str, nearest: Found, known: str) -> Row:
         """Return the row of a record."""
-        names = [self.labels[row] for row in found.rows.tolist()]
+        names = [self.labels[row] for row in nearest.rows.tolist()]
         votes = Counter(names)
         agree = max(votes.values())
-        place = next(place for place, name in enumerate(names) if votes[name] == agree)
-        score = float(found.scores[place])
+        index = next(index for index, name in enumerate(names) if votes[name] == agree)
+        score = float(nearest.scores[index])
         distance = round(1 - score if self.metric == "cosine" else score, 12)
-        nearest = self.ids[int(found.rows[place])]
-        return Row(id, names[place], agree, len(names), nearest, f"{distance:.9g}", known)
+        nearest_id = self.ids[int(nearest.rows[index])]
+        return Row(id, names[index], agree, len(names), nearest_id, f"{distance:.9g}", known)
 
 
 def transfer(chosen: Chosen) -> None:
@@ -122,8 +122,8 @@ def _transfer(chosen: Chosen) -> None:
     if chosen.reference not in (None, chosen.run_folder):
         reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
         _refuse_other_features(target, reference)
-    found = labelled(reference, chosen, log)
-    known = _known(reference, found, chosen)
+    labels_of_records = labelled(reference, chosen, log)
+    known = _known(reference, labels_of_records, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
     counts = Counter[str]()
     with delivering(table, is_named=True) as rows_path, delivering(missing) as missing_path:
@@ -140,8 +140,8 @@ def _transfer(chosen: Chosen) -> None:
         facts = _card(chosen, target, reference, known)
         facts["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
-            "labels_without_vector": len(found.of_id) - len(known.ids),
-            "rows_without_label": found.num_empty,
+            "labels_without_vector": len(labels_of_records.of_id) - len(known.ids),
+            "rows_without_label": labels_of_records.num_empty,
         }
         write_json(card, facts)
     _say(chosen, facts)
@@ -173,25 +173,25 @@ def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> L
         UserError: the table cannot be read, or is not of these records.
     """
     id_columns = reference.id_columns
-    found, num_empty = labels.read(
-        chosen.labels, chosen.column, chosen.group, id_columns, chosen.id_column, log=log
+    of_id, num_empty = labels.read(
+        chosen.labels, chosen.column, chosen.group, id_columns, chosen.id_column or "", log=log
     )
     records = labels.NamedRecords(f"record of {reference.name}", id_columns, log)
-    found = labels.by_record(found, chosen.labels, [reference], records)
-    rows = np.array(sorted(reference.rows_of(found).values()), np.int64)
+    of_id = labels.by_record(of_id, chosen.labels, [reference], records)
+    rows = np.array(sorted(reference.rows_of(of_id).values()), np.int64)
     if not len(rows):
         first_id = reference.ids_of(np.arange(1))[0]
         raise UserError(
-            f"{chosen.labels}: none of its {len(found):,} ids has features in {reference.name}: "
-            f"its first is {clipped(next(iter(found)))!r}, the run's first is "
+            f"{chosen.labels}: none of its {len(of_id):,} ids has features in {reference.name}: "
+            f"its first is {clipped(next(iter(of_id)))!r}, the run's first is "
             f"{clipped(first_id)!r}; write the ids as the run has them."
         )
-    return Labelled(found, num_empty, rows)
+    return Labelled(of_id, num_empty, rows)
 
 
-def _known(reference: Features, found: Labelled, chosen: Chosen) -> Known:
+def _known(reference: Features, known: Labelled, chosen: Chosen) -> Known:
     """Return the labelled records with vectors, and the nearest of each."""
-    labelled, rows = found.of_id, found.rows[np.argsort(reference.ranks_of(found.rows))]
+    labelled, rows = known.of_id, known.rows[np.argsort(reference.ranks_of(known.rows))]
     record_of = reference.records_of(rows)
     ids = [record_of[row].id for row in rows.tolist()]
     sha256 = [record_of[row].sha256 for row in rows.tolist()]
@@ -227,9 +227,9 @@ def _known(reference: Features, found: Labelled, chosen: Chosen) -> Known:
 
 def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:
     if not np.isfinite(vectors).all():
-        place = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
+        row = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
         raise UserError(
-            f"{part.name}: the vector of record {clipped(ids[place])!r} in {part.column} has a "
+            f"{part.name}: the vector of record {clipped(ids[row])!r} in {part.column} has a "
             "number that is not finite, so it has no distance; leave that record out, or have its "
             "features computed anew."
         )
@@ -237,17 +237,17 @@ def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> N
 
 def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | Missing]:
     """Yield the row of each record of the features, or why it has none, in their order."""
-    place_of = {id: place for place, id in enumerate(known.ids)}
+    index_of = {id: index for index, id in enumerate(known.ids)}
     progress, first = Progress(log, "looking for the nearest"), 0
     for ids, vectors in target.blocks():
         _refuse_not_finite(target, ids, vectors)
-        own_place = {position: place_of[id] for position, id in enumerate(ids) if id in place_of}
+        own_place = {position: index_of[id] for position, id in enumerate(ids) if id in index_of}
         if not is_same and own_place:  # another record of the same name counts
             records = target.records_of(first + np.array(list(own_place)))
             own_place = {
-                position: place
-                for position, place in own_place.items()
-                if records[first + position].sha256 == known.sha256[place]
+                position: index
+                for position, index in own_place.items()
+                if records[first + position].sha256 == known.sha256[index]
             }
         others = np.array(
             [position for position in range(len(ids)) if position not in own_place], np.int64
@@ -256,8 +256,8 @@ def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row
         for position, id in enumerate(ids):
             if position not in own_place:
                 yield known.row(id, next(nearest), "")
-            elif len((found := known.nearest[own_place[position]]).rows):
-                yield known.row(id, found, known.labels[own_place[position]])
+            elif len((voters := known.nearest[own_place[position]]).rows):
+                yield known.row(id, voters, known.labels[own_place[position]])
             else:
                 reason = "all labelled records are of its group or have its sequence"
                 yield Missing(id, reason)
@@ -289,10 +289,10 @@ def _card(chosen: Chosen, target: Features, reference: Features, known: Known) -
 
 def _leave_one_out(known: Known) -> dict[str, Any]:
     """Return how often a labelled record gets its own label."""
-    judged = [place for place, found in enumerate(known.nearest) if len(found.rows)]
-    names = [known.labels[place] for place in judged]
-    groups = [known.groups[place] for place in judged]
-    transferred = [known.row("", known.nearest[place], "").label for place in judged]
+    judged = [index for index, voters in enumerate(known.nearest) if len(voters.rows)]
+    names = [known.labels[index] for index in judged]
+    groups = [known.groups[index] for index in judged]
+    transferred = [known.row("", known.nearest[index], "").label for index in judged]
     right = [label == known_label for label, known_label in zip(transferred, names, strict=True)]
     low, high = interval(right, groups)
     commonest = max(Counter(names).values(), default=0)

@@ -6,21 +6,21 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Made, Project, Section, State, stated
+from featuremill.step import Command, Made, Project, State, stated
 from featuremill.steps.translate.names import (
     FRAGMENTS,
     KINDS,
     LOCK,
-    METHODS,
     PROTEINS,
     SHEETS,
     SUMMARY,
     UNTRANSLATED,
 )
+from featuremill.steps.translate.options import SECTION as SECTION
+from featuremill.steps.translate.options import settled
 
 KEY = "translate"
 ABOUT = (
@@ -35,40 +35,6 @@ COMMANDS = {
         "featuremill.steps.translate.command",
     )
 }
-
-
-class SECTION(Section):
-    """How contigs are cut; the options of `featuremill translate`."""
-
-    by: Literal["chunks", "virnucpro", "orfs", "genes"]
-    """What a fragment is: a chunk in each frame without a stop, the same as VirNucPro cuts it, an
-    open reading frame, a gene that prodigal finds."""
-    window: int | None = None
-    """chunks, virnucpro: nucleotides of each; 500 if not given."""
-    code: int | None = None
-    """orfs: NCBI's number of the genetic code, 1 if not given; genes with procedure single: 11."""
-    min_residues: int | None = None
-    """orfs: the fewest residues; 30 if not given."""
-    orf: Literal["from-start", "between-stops"] | None = None
-    """orfs: from a start codon of the code (if not given), or from the stop before."""
-    procedure: Literal["meta", "single"] | None = None
-    """genes: prodigal's; each contig by itself (if not given), or all are of one genome."""
-
-    @property
-    def options(self) -> dict[str, int | str]:
-        """What is given of the options, by name."""
-        return self.model_dump(exclude={"by"}, exclude_none=True)
-
-    @property
-    def method(self) -> int:
-        """The version of the way to cut."""
-        return METHODS.get(self.by, 1)
-
-    @property
-    def words(self) -> list[str]:
-        """The options of `featuremill translate`."""
-        given = {"by": self.by, **self.options}
-        return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
 
 
 def folder_of(project: Project) -> str:
@@ -88,10 +54,10 @@ def records_now(asked: SECTION, project: Project, folder: Path) -> Mapping[str, 
 
     now, there = folder / KEY, Path(folder_of(project))
     inputs = [Path(path) for path in project.inputs]
-    of = Path(project.samples) if project.samples else inputs
-    translate(of, there, asked.by, now, **asked.options)
-    found, names = now if now.exists() else there, SHEETS if project.samples else KINDS
-    return {kind: found / name for kind, name in names.items()}
+    inputs_or_sheet = Path(project.samples) if project.samples else inputs
+    translate(inputs_or_sheet, there, asked.by, now, **asked.options)
+    done, names = now if now.exists() else there, SHEETS if project.samples else KINDS
+    return {kind: done / name for kind, name in names.items()}
 
 
 def proteins_of(paths: Sequence[str]) -> tuple[str, str]:
@@ -102,9 +68,7 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str]:
 
 
 def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:  # noqa: ARG001
-    """Yield an option that says nothing here, or is none."""
-    from featuremill.steps.translate.command import settled
-
+    """Yield an option that has no effect here, or cannot have its value."""
     try:
         settled(asked.by, asked.options, lambda name, value: f"{name}: {value}".rstrip(": "))
     except UserError as error:
@@ -113,8 +77,6 @@ def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...]
 
 def made(asked: SECTION, project: Project) -> Sequence[Made]:
     """Return the fragments."""
-    from featuremill.steps.translate.command import settled
-
     folder = folder_of(project)
     inputs = _inputs(project)
     options = settled(asked.by, asked.options, lambda name, _: name)
@@ -149,33 +111,33 @@ def _inputs(project: Project) -> list[str]:
     """Return the files that are read; of a sheet of samples that cannot be, the sheet alone."""
     from featuremill.inputs import samples
 
-    found = list(project.inputs)
+    paths = list(project.inputs)
     if project.samples:
         with contextlib.suppress(UserError):  # the job says it, and so does whoever starts it
-            found += [row.file for row in samples.read(Path(project.samples)).rows]
-    return list(dict.fromkeys(found))
+            paths += [row.file for row in samples.read(Path(project.samples)).rows]
+    return list(dict.fromkeys(paths))
 
 
 def _listed(folder: Path) -> State:
     from featuremill.steps.translate.folder import Translation
 
-    found = Translation.find(folder / SUMMARY)
-    if found is None:
+    summary = Translation.find(folder / SUMMARY)
+    if summary is None:
         return stated({})
-    digests = {entry.path: entry.sha256 for entry in found.inputs}
-    return stated({"by": found.by, "method": found.method, **found.options}, digests)
+    digests = {entry.path: entry.sha256 for entry in summary.inputs}
+    return stated({"by": summary.by, "method": summary.method, **summary.options}, digests)
 
 
 def _figures(folder: Path) -> Mapping[str, int]:
     from featuremill.steps.translate.folder import Translation
 
-    found = Translation.find(folder / SUMMARY)
-    if found is None:
+    summary = Translation.find(folder / SUMMARY)
+    if summary is None:
         return {}
-    contigs = found.contigs
+    contigs = summary.contigs
     return {
         "contigs": contigs.read,
         "without a fragment": contigs.without_fragments,
         "refused": contigs.refused,
-        "fragments": found.fragments,
+        "fragments": summary.fragments,
     }

@@ -108,15 +108,15 @@ def _cut(
     waiting: list[tuple[Record, list[Window]]] = []
     num_letters = 0
     for contig in contigs:
-        found: list[Window] = []
-        waiting.append((contig, found))
+        of_contig: list[Window] = []
+        waiting.append((contig, of_contig))
         for window in windows(len(contig.payload), size):
-            found.append(window)
+            of_contig.append(window)
             num_letters += size
             if num_letters >= BATCH_LETTERS:
                 yield from _translated(waiting, nucleotides_of, other_strand)
-                found, num_letters = [], 0
-                waiting = [(contig, found)]
+                of_contig, num_letters = [], 0
+                waiting = [(contig, of_contig)]
     yield from _translated(waiting, nucleotides_of, other_strand)
 
 
@@ -128,20 +128,20 @@ def _translated(
     """Yield the contigs with the fragments of their windows."""
     strands: list[tuple[bytes, bytes]] = []
     stretches = []
-    for contig, found in waiting:
-        for _, start, end in found:
+    for contig, of_contig in waiting:
+        for _, start, end in of_contig:
             forward = contig.payload[start:end]
             strands.append((forward, other_strand(forward)))
             for letters in strands[-1]:
                 stretches += [_codons_alone(letters, frame, 0) for frame in range(3)]
     residues = genetic_code(STANDARD).skipping().translated(b"".join(stretches))
-    place, left, of_window = 0, iter(stretches), iter(strands)
-    for contig, found in waiting:
+    last, left, of_window = 0, iter(stretches), iter(strands)
+    for contig, of_contig in waiting:
         fragments = []
-        for (number, start, end), both in zip(found, of_window, strict=False):
+        for (number, start, end), both in zip(of_contig, of_window, strict=False):
             for (strand, frame, name), codons in zip(FRAMES, left, strict=False):
-                begin, place = place, place + len(codons) // 3
-                protein = residues[begin:place]
+                first, last = last, last + len(codons) // 3
+                protein = residues[first:last]
                 if b"*" in protein or not (protein := protein.replace(SKIPPED, b"")):
                     continue
                 nucleotides = nucleotides_of(both[strand == "-"], frame, len(protein))

@@ -11,13 +11,23 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.kit.errors import UserError
+from featuremill.kit.tables import add_options
 from featuremill.kit.text import Progress, counted, listed
+from featuremill.steps.translate import names
+from featuremill.steps.translate.options import (
+    CODON,
+    DEFAULTS,
+    SECTION,
+    SINGLE_DEFAULTS,
+    settled,
+    typed,
+)
 
 if TYPE_CHECKING:
     from featuremill.inputs import Record
@@ -26,15 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CODON"]
 log = logging.getLogger("featuremill.translate")
-DEFAULTS: dict[str, dict[str, int | str]] = {
-    "chunks": {"window": 500},
-    "virnucpro": {"window": 500},
-    "orfs": {"code": 1, "min_residues": 30, "orf": "from-start"},
-    "genes": {"procedure": "meta"},
-}
-"""What each way may be told, and what it does if it is not."""
-SINGLE_DEFAULTS: dict[str, int | str] = {"procedure": "single", "code": 11}
-CODON = 3
 MOST_NAMED = 5
 """Samples without a fragment that are named."""
 
@@ -49,73 +50,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of INPUT, a sheet with the files of each sample, which is cut by itself",
     )
     add("--output", type=Path, required=True, metavar="FOLDER", help="where the files go")
-    add(
-        "--by",
-        required=True,
-        choices=DEFAULTS,
-        help="what a fragment is: a chunk in each frame without a stop, the same as VirNucPro "
-        "cuts it, an open reading frame, a gene that prodigal finds",
-    )
-    add(
-        "--window",
-        type=int,
-        metavar="N",
-        help="chunks, virnucpro: nucleotides of each (default 500)",
-    )
-    add(
-        "--code",
-        type=int,
-        metavar="N",
-        help="orfs: NCBI's number of the genetic code (default 1); genes, with --procedure single: "
-        "the same (default 11)",
-    )
-    add("--min-residues", type=int, metavar="N", help="orfs: the fewest residues (default 30)")
-    add(
-        "--orf",
-        choices=("from-start", "between-stops"),
-        help="orfs: from a start codon of the code (default), or from the stop before",
-    )
-    add(
-        "--procedure",
-        choices=("meta", "single"),
-        help="genes: prodigal's; each contig by itself (default), or all are of one genome",
-    )
+    add_options(parser, SECTION, *SECTION.model_fields)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    names = {name for options in (*DEFAULTS.values(), SINGLE_DEFAULTS) for name in options}
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    keys = {key for defaults in (*DEFAULTS.values(), SINGLE_DEFAULTS) for key in defaults}
+    options = {key: value for key in keys if (value := getattr(arguments, key)) is not None}
     if bool(arguments.inputs) == bool(arguments.samples):
         raise UserError("name files, or a sheet with --samples, and not both.")
-    of = arguments.samples or arguments.inputs
-    translate(of, arguments.output, arguments.by, **given)
+    inputs = arguments.samples or arguments.inputs
+    translate(inputs, arguments.output, arguments.by, **options)
 
 
 def translate(
-    of: Sequence[Path] | Path,
+    inputs: Sequence[Path] | Path,
     folder: Path,
     by: str,
     elsewhere: Path | None = None,
-    **told: int | str,
+    **chosen: int | str,
 ) -> Translation:
     """Cut the contigs of these files, or of a sheet of samples, into fragments, written into
-    `folder`, or `elsewhere` unless it is done there; return the summary. `told` are options of the
-    command line, by their names there.
+    `folder`, or `elsewhere` unless it is done there; return the summary. `chosen` are options of
+    the command line, by their names there.
 
     Raises:
         UserError: when an option, an input or the folder is not what it should be.
     """
-    from featuremill.steps.translate import names
-
-    options = settled(by, told, _typed)
+    options = settled(by, chosen, typed)
     way, program = _way(by, options, elsewhere or folder)
     about: dict[str, Any] = {"by": by, "options": options, "program": program}
     about["method"] = names.METHODS.get(by, 1)
-    if isinstance(of, Path):
-        made = _translated_samples(of, folder, about, way, elsewhere)
+    if isinstance(inputs, Path):
+        done, folder, is_new = _translated_samples(inputs, folder, about, way, elsewhere)
     else:
-        made = _translated(of, folder, about, way, elsewhere)
-    done, folder, is_new = made
+        done, folder, is_new = _translated(inputs, folder, about, way, elsewhere)
     if not is_new:
         log.info("%s is done already, of these files and options.", folder)
         return done
@@ -159,7 +127,6 @@ def _translated(
     a loss of power damaged does not have the digests of its summary, and is translated again."""
     from featuremill.inputs import source
     from featuremill.steps.translate import folder as place
-    from featuremill.steps.translate import names
 
     for path in paths:
         source.check(path)
@@ -192,7 +159,6 @@ def _translated_samples(
     from featuremill.inputs import samples
     from featuremill.kit.files import sha256_of, sync_folder, vacate
     from featuremill.steps.translate import folder as place
-    from featuremill.steps.translate import names
 
     sheet = samples.read(path)
     sheet.refuse_missing()
@@ -204,19 +170,19 @@ def _translated_samples(
     known = sheet.about[samples.SAMPLE]
     inside = [place.folder_name(sample) for sample in known]
     progress = Progress(log, "translating", "samples")
-    made: list[_Made] = []
+    translations: list[_Made] = []
     with place.ours(elsewhere or folder):
         for number, name in enumerate(inside):
             there = elsewhere / name if elsewhere else None
-            made.append(_translated(files[number], folder / name, about, way, there, True))
+            translations.append(_translated(files[number], folder / name, about, way, there, True))
             progress.at(number + 1, len(known))
         folder = elsewhere or folder
         vacate(folder / names.SUMMARY)
         place.remove_others(folder, {*inside, *names.SHEETS.values()})
-        summaries = [one.summary for one in made]
+        summaries = [each.summary for each in translations]
         contigs = place.Contigs(
             **{
-                key: sum(getattr(one.contigs, key) for one in summaries)
+                key: sum(getattr(each.contigs, key) for each in summaries)
                 for key in place.Contigs.model_fields
             }
         )
@@ -227,41 +193,40 @@ def _translated_samples(
                 "has the reasons); check the files that this sheet names."
             )
         digests = {
-            f"{name}/{names.SUMMARY}": sha256_of(one.folder / names.SUMMARY)
-            for name, one in zip(inside, made, strict=True)
+            f"{name}/{names.SUMMARY}": sha256_of(each.folder / names.SUMMARY)
+            for name, each in zip(inside, translations, strict=True)
         }
-        digests |= _write_sheets(folder, sheet.about, made)
+        digests |= _write_sheets(folder, sheet.about, translations)
         done = place.Translation(
             version=1,
             **about,
             inputs=_inputs([path, *every]),
             contigs=contigs,
-            nucleotides=sum(one.nucleotides for one in summaries),
-            fragments=sum(one.fragments for one in summaries),
-            residues=sum(one.residues for one in summaries),
+            nucleotides=sum(each.nucleotides for each in summaries),
+            fragments=sum(each.fragments for each in summaries),
+            residues=sum(each.residues for each in summaries),
             files=digests,
             samples=list(known),
         )
         sync_folder(folder)
         done.write(folder / names.SUMMARY)
-    return _Made(done, folder, any(one.is_new for one in made))
+    return _Made(done, folder, any(each.is_new for each in translations))
 
 
 def _write_sheets(
-    folder: Path, about: Mapping[str, Sequence[str]], made: Sequence[_Made]
+    folder: Path, about: Mapping[str, Sequence[str]], translations: Sequence[_Made]
 ) -> dict[str, str]:
     """Write a sheet of each kind of fragments, without samples that have none; return what they
     are called, and their digests."""
     from featuremill.inputs import samples
     from featuremill.kit.files import delivering, digest_of, sha256_of
     from featuremill.steps.translate import folder as place
-    from featuremill.steps.translate import names
 
-    with_any = [number for number, one in enumerate(made) if one.summary.fragments]
+    with_any = [number for number, each in enumerate(translations) if each.summary.fragments]
     without = [
         name
-        for name, one in zip(about[samples.SAMPLE], made, strict=True)
-        if not one.summary.fragments
+        for name, each in zip(about[samples.SAMPLE], translations, strict=True)
+        if not each.summary.fragments
     ]
     if without:
         log.warning(
@@ -269,16 +234,18 @@ def _write_sheets(
             counted(len(without), "sample has", "samples have"),
             ", ".join([*without[:MOST_NAMED], *(["…"] if without[MOST_NAMED:] else [])]),
         )
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for kind, name in names.SHEETS.items():
         file = names.KINDS[kind]
-        columns = {key: [of[number] for number in with_any] for key, of in about.items()}
-        columns[place.FILE] = [str(made[number].folder / file) for number in with_any]
-        contents = digest_of(made[number].summary.files[file].encode() for number in with_any)
+        columns = {key: [each[number] for number in with_any] for key, each in about.items()}
+        columns[place.FILE] = [str(translations[number].folder / file) for number in with_any]
+        contents = digest_of(
+            translations[number].summary.files[file].encode() for number in with_any
+        )
         with delivering(folder / name) as temporary:
             place.write_sheet(temporary, columns, contents)
-        found[name] = sha256_of(folder / name)
-    return found
+        digests[name] = sha256_of(folder / name)
+    return digests
 
 
 def _inputs(paths: Sequence[Path]) -> list[InputFile]:
@@ -289,36 +256,6 @@ def _inputs(paths: Sequence[Path]) -> list[InputFile]:
         InputFile(path=str(path), bytes=path.stat().st_size, sha256=sha256_of(path))
         for path in paths
     ]
-
-
-def _typed(name: str, value: int | str) -> str:
-    """Return an option as it is typed."""
-    return f"--{name.replace('_', '-')} {value}".rstrip()
-
-
-def settled(
-    by: str, told: Mapping[str, int | str], spelt: Callable[[str, int | str], str]
-) -> dict[str, int | str]:
-    """Return all options of the way `by`, told or not; `spelt` writes one as the user did.
-
-    Raises:
-        UserError: when one says nothing there, or cannot have its value.
-    """
-    is_single = by == "genes" and told.get("procedure") == "single"
-    options = SINGLE_DEFAULTS if is_single else DEFAULTS[by]
-    for name in told:
-        if name not in options:
-            fitting = spelt("by", " or ".join(way for way in DEFAULTS if name in DEFAULTS[way]))
-            if by == "genes" and name == "code":
-                fitting = spelt("procedure", "single")
-            raise UserError(
-                f"{spelt(name, '')} has no effect with {spelt('by', by)}; leave it out, or take "
-                f"{fitting}."
-            )
-    for name, least in (("window", CODON), ("min_residues", 1)):
-        if (number := told.get(name, least)) < least:  # type: ignore[operator]
-            raise UserError(f"{spelt(name, number)}: this must be at least {least}.")
-    return {**options, **told}
 
 
 def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:

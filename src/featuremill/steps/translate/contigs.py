@@ -43,7 +43,7 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
                 line = line.lstrip(WHITE)
                 if line[:1] == ">":
                     if record:
-                        yield record.made()
+                        yield record.whole()
                     meter.num_open = 0
                     record = _Growing(line[1:], str(path), number)
                     continue
@@ -53,7 +53,7 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
                 raise not_fasta(path, number, line, kind.readable)
             record.add(line)
         if record:
-            yield record.made()
+            yield record.whole()
 
 
 def _pieces(text: io.TextIOWrapper) -> Iterator[tuple[int, bool, str]]:
@@ -103,7 +103,7 @@ class _Growing:
         self._lines, self._num_letters = [], 0
         return make(self._id, self._description, letters, self._name, self._line, self._note)
 
-    def made(self) -> Record:
+    def whole(self) -> Record:
         """Return the whole record."""
         if not self._pieces:
             return self._cleaned()

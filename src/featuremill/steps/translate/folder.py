@@ -132,18 +132,18 @@ def whole(folder: Path) -> Translation:
     Raises:
         UserError: when it is not finished, or a table is another.
     """
-    found = Translation.find(folder / SUMMARY)
-    if found is None:
+    summary = Translation.find(folder / SUMMARY)
+    if summary is None:
         raise UserError(
             f"{folder}: there is no finished translation; make one with featuremill translate."
         )
-    for _, inside in found.places:
-        one = Translation.find(folder / inside / SUMMARY) if inside else found
-        of_sample = found.damaged(folder, [f"{inside}/{SUMMARY}"] if inside else [])
-        tables = one.damaged(folder / inside, (FRAGMENTS, UNTRANSLATED)) if one else ()
+    for _, inside in summary.places:
+        own = Translation.find(folder / inside / SUMMARY) if inside else summary
+        of_sample = summary.damaged(folder, [f"{inside}/{SUMMARY}"] if inside else [])
+        tables = own.damaged(folder / inside, (FRAGMENTS, UNTRANSLATED)) if own else ()
         for path in chain(of_sample, tables):
             raise UserError(f"{path}: it is not what translate wrote; translate again.")
-    return found
+    return summary
 
 
 def fragments(
@@ -156,8 +156,8 @@ def fragments(
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    found = Translation.read(folder / SUMMARY)
-    for sample, inside in found.places:
+    summary = Translation.read(folder / SUMMARY)
+    for sample, inside in summary.places:
         with pq.ParquetFile(folder / inside / FRAGMENTS) as file:
             for batch in file.iter_batches(num_rows, columns=list(columns)):
                 some = pa.table(batch)

@@ -78,21 +78,21 @@ class Genes(NamedTuple):
 
     def _found(self, contigs: list[Record]) -> Iterator[Cut]:
         """Yield the fragments of the contigs that one process looks at."""
-        found: list[list[Fragment]] = [[] for _ in contigs]
+        fragments: list[list[Fragment]] = [[] for _ in contigs]
         with scratch(self.folder / "genes") as name:
-            given, proteins = Path(name, "contigs.fna"), Path(name, "proteins.faa")
-            with given.open("wb") as out:
+            contigs_file, proteins = Path(name, "contigs.fna"), Path(name, "proteins.faa")
+            with contigs_file.open("wb") as out:
                 for number, contig in enumerate(contigs):
                     if contig.payload:
                         out.write(b">%d\n%b\n" % (number, contig.payload))
-            if given.stat().st_size:
-                self._run(given, proteins, Path(name, "genes"))
+            if contigs_file.stat().st_size:
+                self._run(contigs_file, proteins, Path(name, "genes"))
                 for header, protein in _records(proteins):
-                    _add(found, contigs, header, protein)
-        yield from zip(contigs, found, strict=True)
+                    _add(fragments, contigs, header, protein)
+        yield from zip(contigs, fragments, strict=True)
 
-    def _run(self, given: Path, proteins: Path, genes: Path) -> None:
-        files = ["-i", str(given), "-a", str(proteins), "-o", str(genes)]
+    def _run(self, contigs_file: Path, proteins: Path, genes: Path) -> None:
+        files = ["-i", str(contigs_file), "-a", str(proteins), "-o", str(genes)]
         words = [self.program, *files, "-p", self.procedure]
         if self.procedure == "single":
             words += ["-g", str(self.code)]
@@ -119,7 +119,9 @@ def _records(path: Path) -> Iterator[tuple[str, bytes]]:
         yield header, b"".join(lines)
 
 
-def _add(found: list[list[Fragment]], contigs: list[Record], header: str, protein: bytes) -> None:
+def _add(
+    fragments: list[list[Fragment]], contigs: list[Record], header: str, protein: bytes
+) -> None:
     """Add the gene of a header, such as "7_2 # 191 # 736 # -1 # ID=…", to its contig's."""
     name, first, last, strand, _ = header.split(" # ")
     number = int(name.rpartition("_")[0])
@@ -136,5 +138,5 @@ def _add(found: list[list[Fragment]], contigs: list[Record], header: str, protei
             f"gene {header.strip()!r} of {contig.id!r} has {len(protein)} residues, which these "
             "coordinates do not code; please report this."
         )
-    id, sign = f"{contig.id}_gene_{len(found[number]) + 1}", "+" if strand == "1" else "-"
-    found[number].append(Fragment(id, start, end, sign, low % 3 + 1, protein, nucleotides))
+    id, sign = f"{contig.id}_gene_{len(fragments[number]) + 1}", "+" if strand == "1" else "-"
+    fragments[number].append(Fragment(id, start, end, sign, low % 3 + 1, protein, nucleotides))

@@ -60,11 +60,11 @@ class GeneticCode(NamedTuple):
 def codons(letters: bytes) -> npt.NDArray[np.uint16]:
     """Return the number of each codon of `letters`."""
     numbers = np.frombuffer(letters.translate(_NUMBERS), np.uint8)
-    found = numbers[0::3].astype(np.uint16)
+    codon_numbers = numbers[0::3].astype(np.uint16)
     for following in (numbers[1::3], numbers[2::3]):
-        found <<= 4
-        found |= following
-    return found
+        codon_numbers <<= 4
+        codon_numbers |= following
+    return codon_numbers
 
 
 def reverse_complement(letters: bytes) -> bytes:
@@ -93,9 +93,9 @@ def genetic_code(number: int) -> GeneticCode:
     every = "".join(itertools.chain.from_iterable(itertools.product(letters, repeat=3)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of stops that are residues as well
-        told = np.frombuffer(translate(every, table=number).encode(), np.uint8)
+        every_residue = np.frombuffer(translate(every, table=number).encode(), np.uint8)
     residues = np.full((16, 16, 16), END, np.uint8)
-    residues[:15, :15, :15] = told.reshape(15, 15, 15)
+    residues[:15, :15, :15] = every_residue.reshape(15, 15, 15)
     is_start = np.zeros(4096, np.bool_)
     is_start[codons("".join(table.start_codons).encode())] = True
     both = tuple(codon for codon in table.stop_codons if codon in table.forward_table)

@@ -55,8 +55,8 @@ class Ids:
         same = np.flatnonzero((halves[order[1:]] == halves[order[:-1]]).all(axis=1))
         if not len(same):
             return
-        place = int(np.argmin(order[same + 1]))
-        first, second = (self._place(int(order[same[place] + n])) for n in (0, 1))
+        index = int(np.argmin(order[same + 1]))
+        first, second = (self._place(int(order[same[index] + n])) for n in (0, 1))
         id = next(r.id for r in contigs_in([Path(second[0])]) if r.line == second[1])
         raise UserError(
             f"{second[0]}:{second[1]}: the id {id[:60]!r} is also that of "

@@ -105,14 +105,14 @@ class Orfs(NamedTuple):
         length, numbers, parted = len(contig.payload), count(1), _parted(contig.payload)
         for strand in STRANDS:
             for frame in range(3):
-                place, size = frame, 3 * BATCH_LETTERS
+                at, size = frame, 3 * BATCH_LETTERS
                 last = length - (length - frame) % 3
-                while place < last:
-                    end = min(place + size, last)
+                while at < last:
+                    end = min(at + size, last)
                     if strand == "+":
-                        letters = parted[place:end]
+                        letters = parted[at:end]
                     else:
-                        letters = reverse_complement(parted[length - end : length - place])
+                        letters = reverse_complement(parted[length - end : length - at])
                     if end < last:
                         num_codons = self.code.translated(letters).rfind(STOP) + 1
                         if not num_codons:
@@ -120,21 +120,21 @@ class Orfs(NamedTuple):
                             continue
                         letters = letters[: 3 * num_codons]
                     fragments: list[Fragment] = []
-                    is_open = place == frame
-                    stretch = Stretch(contig, fragments, numbers, strand, place, is_open, letters)
+                    is_open = at == frame
+                    stretch = Stretch(contig, fragments, numbers, strand, at, is_open, letters)
                     self._find([stretch])
                     yield contig, fragments
-                    place, size = place + len(letters), 3 * BATCH_LETTERS
+                    at, size = at + len(letters), 3 * BATCH_LETTERS
 
     def _find(self, stretches: list[Stretch]) -> None:
         """Give each of `stretches` its fragments."""
         joined = BETWEEN.join(stretch.letters for stretch in stretches)
-        found = codons(joined)
-        residues = self.code.residues[found]
+        codon_numbers = codons(joined)
+        residues = self.code.residues[codon_numbers]
         sizes = np.array([len(stretch.letters) // 3 for stretch in stretches], np.int64)
         firsts = np.cumsum(sizes + 1) - sizes - 1
         continued = firsts[np.array([not stretch.is_open for stretch in stretches], np.bool_)]
-        begins, ends = self._places(found, residues, continued)
+        begins, ends = self._places(codon_numbers, residues, continued)
         owners = np.searchsorted(firsts, begins, "right") - 1
         text = residues.tobytes()
         for owner, begin, end in zip(*(a.tolist() for a in (owners, begins, ends)), strict=True):
@@ -151,7 +151,7 @@ class Orfs(NamedTuple):
 
     def _places(
         self,
-        found: npt.NDArray[np.uint16],
+        codon_numbers: npt.NDArray[np.uint16],
         residues: npt.NDArray[np.uint8],
         continued: npt.NDArray[np.int64],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -166,7 +166,7 @@ class Orfs(NamedTuple):
         is_long = ends - begins >= self.min_residues
         begins, ends = begins[is_long], ends[is_long]
         if self.from_start:
-            starts = np.append(np.flatnonzero(self.code.is_start[found]), len(residues))
+            starts = np.append(np.flatnonzero(self.code.is_start[codon_numbers]), len(residues))
             starts = starts[np.searchsorted(starts, begins)]
             is_after_end = np.append(True, residues[:-1] == END)[begins]
             is_open = is_after_end & ~np.isin(begins, continued)

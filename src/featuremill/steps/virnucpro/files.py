@@ -371,7 +371,7 @@ def _save(folder: Path, number: int, layout: Layout, ids: Sequence[str], data: A
 
     content = io.BytesIO()  # under a path torch puts its name, a temporary one, into the file
     torch.save({layout.ids: ids, "data": data}, content)
-    with delivering(folder / f"output_{number}_{layout.called}.pt") as temporary:
+    with delivering(folder / f"output_{number}_{layout.name}.pt") as temporary:
         temporary.write_bytes(content.getbuffer())
 
 

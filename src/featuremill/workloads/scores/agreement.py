@@ -26,6 +26,14 @@ LEAST = 3
 """Variants that any figure needs."""
 TOP = 10
 """One in so many variants is at the top, for NDCG and top recall."""
+MOST_PROTEINS = 20
+MOST_LETTERS = 40
+PIXELS = 16
+TERMS = (
+    ("Spearman", "1 where scores and measured scores have the same order, 0 by chance"),
+    ("AUC", "how often a fit variant has a higher score than one that is not; 0.5 is chance"),
+    ("NDCG", "how near the tenth with the highest scores is to the best measured tenth"),
+)
 
 
 class Agreement(NamedTuple):
@@ -170,16 +178,6 @@ def top_recall(measured_V: Numbers, scores_V: Numbers) -> float:
     level = 100 - 100 / TOP
     is_top_V = measured_V >= np.percentile(measured_V, level)
     return float((scores_V >= np.percentile(scores_V, level))[is_top_V].mean())
-
-
-MOST_PROTEINS = 20
-MOST_LETTERS = 40
-PIXELS = 16
-TERMS = (
-    ("Spearman", "1 where scores and measured scores have the same order, 0 by chance"),
-    ("AUC", "how often a fit variant has a higher score than one that is not; 0.5 is chance"),
-    ("NDCG", "how near the tenth with the highest scores is to the best measured tenth"),
-)
 
 
 class _Row(NamedTuple):

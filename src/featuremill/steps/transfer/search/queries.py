@@ -131,9 +131,9 @@ class Reader:
 
     def _of_rows(self, rows: Mapping[str, int]) -> Iterator[Queries]:
         for some in _in_pieces(rows, self._num_at_once):
-            places = [rows[id] for id in some]
+            numbers = [rows[id] for id in some]
             self._num_good += len(some)
-            yield Queries(some, self._searched.take(np.array(places, np.int64)), places)
+            yield Queries(some, self._searched.take(np.array(numbers, np.int64)), numbers)
 
     def _of_file(self, path: Path, ids: Sequence[str] | None = None) -> Iterator[Queries]:
         """Yield the queries of a file; those of `ids` have numbers in it."""
@@ -144,11 +144,11 @@ class Reader:
         for some in _in_pieces(self._good(records), self._num_at_once):
             vectors = recipe.vectors(
                 [record.payload for record in some],
-                lambda place, why, some=some: self._refuse(some[place], why),  # type: ignore[misc]
+                lambda index, why, some=some: self._refuse(some[index], why),  # type: ignore[misc]
             )
             good = np.flatnonzero(~np.isnan(vectors).any(1)).tolist()
             self._num_good += len(good)
-            records_here = [some[place] for place in good]
+            records_here = [some[index] for index in good]
             own = self._own_rows(records_here)
             yield Queries([record.id for record in records_here], vectors[good], own)
 

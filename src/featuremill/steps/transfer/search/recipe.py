@@ -45,10 +45,10 @@ SEARCH = logging.getLogger("featuremill.search")
 
 
 class Origin(NamedTuple):
-    """What was computed by a recipe."""
+    """Results that a recipe computed."""
 
     name: str
-    """What messages call it."""
+    """The name in messages."""
     settings: Settings
     recipe: str | None
     """The digest of the settings."""
@@ -168,8 +168,8 @@ class Recipe:
         model = model_told(self._settings)
         file = Path((self._plan.weights if self._plan else None) or json_of_weights(model, name))
         run = self._origin.run
-        places = [*named] or [run.placed(str(file)) if run else file]
-        there = [place for place in places if place.is_file()]
+        files = [*named] or [run.placed(str(file)) if run else file]
+        there = [path for path in files if path.is_file()]
         if not there:
             raise UserError(
                 f"{[*named, file][0]}: the weights that {self._name} was computed with are not "

@@ -64,7 +64,7 @@ class Column(NamedTuple):
         return self.mean <= self.allowed and self.largest <= FARTHEST * self.allowed
 
     @property
-    def told(self) -> str:
+    def line(self) -> str:
         """The figures in a line."""
         how = "within" if self.holds else "beyond"
         if self.same == self.records:
@@ -114,14 +114,14 @@ def again(
             allowed[name] = min(bound, SPREADS * max(spread))
     differences: dict[str, list[float]] = {name: [] for name in names}
     ids: list[str] = []
-    for place, stored_values in _rows(stored, rows, names):
-        record = drawn.records[rows[place]]
+    for number, stored_values in _rows(stored, rows, names):
+        record = drawn.records[rows[number]]
         ids.append(record.id)
         for name in names:
             here = computed[record.sha256][name]
             differences[name].append(difference(stored_values[name], here))
-    columns = [_column(name, found, ids, allowed[name]) for name, found in differences.items()]
-    problems += [column.told for column in columns if not column.holds]
+    columns = [_column(name, values, ids, allowed[name]) for name, values in differences.items()]
+    problems += [column.line for column in columns if not column.holds]
     return columns, problems
 
 
@@ -132,12 +132,12 @@ def _compute(
     sha256, why = list(payloads), dict[str, str]()
     computed: dict[str, dict[str, pa.Scalar[Any]]] = {}
     batches = recipe.batches(
-        list(payloads.values()), lambda place, reason: why.update({sha256[place]: reason})
+        list(payloads.values()), lambda index, reason: why.update({sha256[index]: reason})
     )
     for places, values in batches:
         for row, equal in enumerate(places):
-            found = {name: values.column(name)[row] for name in values.schema.names}
-            computed |= {sha256[place]: found for place in equal}
+            of_row = {name: values.column(name)[row] for name in values.schema.names}
+            computed |= {sha256[index]: of_row for index in equal}
     return computed, why
 
 
@@ -157,21 +157,21 @@ def _rows(
     """Yield the place of each of `rows` among them, and what the table has there."""
     assert stored.records is not None
     for places, batch in stored.records.table.pieces(np.array(rows, np.int64), names):
-        for number, place in enumerate(places.tolist()):
-            yield place, {name: batch.column(name)[number] for name in names}
+        for number, index in enumerate(places.tolist()):
+            yield index, {name: batch.column(name)[number] for name in names}
 
 
 def difference(stored: pa.Scalar[Any], here: pa.Scalar[Any]) -> float:
     """Return the relative L2 of the numbers of one value, 0 where the bits are the same; of texts,
     and of other shapes, 1 where they differ."""
-    found, expected = _numbers(stored), _numbers(here)
-    if found is None or expected is None or found.shape != expected.shape:
+    written, expected = _numbers(stored), _numbers(here)
+    if written is None or expected is None or written.shape != expected.shape:
         return float(stored.as_py() != here.as_py())
-    expected = expected.astype(found.dtype)  # an output may round further
-    if found.tobytes() == expected.tobytes():
+    expected = expected.astype(written.dtype)  # an output may round further
+    if written.tobytes() == expected.tobytes():
         return 0.0
     size = np.linalg.norm(expected.astype(np.float64))
-    distance = np.linalg.norm(found.astype(np.float64) - expected.astype(np.float64))
+    distance = np.linalg.norm(written.astype(np.float64) - expected.astype(np.float64))
     return float(distance / size) if size and np.isfinite(distance) else 1.0
 
 
@@ -186,11 +186,11 @@ def _numbers(scalar: pa.Scalar[Any]) -> npt.NDArray[Any] | None:
     return numbers if numbers.dtype.kind in "fiu" else None
 
 
-def _column(name: str, found: Sequence[float], ids: Sequence[str], allowed: float) -> Column:
-    farthest = int(np.argmax(found))
-    same = sum(value == 0.0 for value in found)
-    mean = float(np.mean(found))
-    return Column(name, len(found), same, found[farthest], mean, allowed, ids[farthest])
+def _column(name: str, differences: Sequence[float], ids: Sequence[str], allowed: float) -> Column:
+    farthest = int(np.argmax(differences))
+    same = sum(value == 0.0 for value in differences)
+    mean = float(np.mean(differences))
+    return Column(name, len(differences), same, differences[farthest], mean, allowed, ids[farthest])
 
 
 def payloads_of(
@@ -203,9 +203,9 @@ def payloads_of(
     """
     wanted = {record.sha256 for record in records.values()}
     if not inputs:
-        found, problems = _of_shards(stored, wanted)
-        if wanted <= found.keys() or problems:
-            return found, problems
+        payloads, problems = _of_shards(stored, wanted)
+        if wanted <= payloads.keys() or problems:
+            return payloads, problems
     plan, rows = stored.folder.find_plan(), stored.records
     if not inputs and plan and rows and not rows.id_columns.keys:
         inputs = [stored.folder.placed(entry.path) for entry in plan.inputs]
@@ -218,7 +218,7 @@ def payloads_of(
 
 
 def _of_shards(stored: Stored, wanted: set[str]) -> tuple[dict[str, bytes], list[str]]:
-    found, problems = dict[str, bytes](), list[str]()
+    payloads, problems = dict[str, bytes](), list[str]()
     sought = pa.array([bytes.fromhex(sha256) for sha256 in wanted], pa.binary(32))
     for shard in stored.delivery.parts:
         path = stored.folder.shard(shard)
@@ -230,8 +230,8 @@ def _of_shards(stored: Stored, wanted: set[str]) -> tuple[dict[str, bytes], list
             problems.append(f"{path}: its bytes are not those that were written")
             continue
         for payload in table.filter(pc.is_in(table["sha256"], sought))["payload"].to_pylist():
-            found[hashlib.sha256(payload).hexdigest()] = payload
-    return found, problems
+            payloads[hashlib.sha256(payload).hexdigest()] = payload
+    return payloads, problems
 
 
 def _of_files(
@@ -241,14 +241,14 @@ def _of_files(
     workload = find_workload(settings.workload)
     options = workload.Options.model_validate(settings.options)
     sha256_of_id = {record.id: record.sha256 for record in records.values()}
-    wanted, found = {*sha256_of_id.values()}, dict[str, bytes]()
+    wanted, payloads = {*sha256_of_id.values()}, dict[str, bytes]()
     problems: list[str] = []
     for record in records_of(settings.workload, workload, inputs, options):
         if record.reason:
             continue
         sha256 = hashlib.sha256(record.payload).hexdigest()
         if sha256 in wanted:
-            found[sha256] = record.payload
+            payloads[sha256] = record.payload
         if sha256_of_id.get(record.id, sha256) != sha256:
             problems.append(
                 f"{record.source}:{record.line}: {record.id!r} has another sequence than the "
@@ -258,6 +258,6 @@ def _of_files(
     problems += [
         f"{named}: no record has the sequence of {id!r}"
         for id, sha256 in sha256_of_id.items()
-        if sha256 not in found
+        if sha256 not in payloads
     ]
-    return found, problems
+    return payloads, problems

@@ -117,7 +117,7 @@ def _print(
     if drawn and columns:
         how = "named" if drawn.seed is None else f"drawn by --seed {drawn.seed}"
         lines.append(f"{counted(len(drawn.records), 'record')} computed again, {how}:")
-        lines += [f"  {column.told}" for column in columns]
+        lines += [f"  {column.line}" for column in columns]
     lines += [f"differs: {problem}" for problem in problems[:MOST_SHOWN]]
     if len(problems) > MOST_SHOWN:
         lines.append(f"… and {len(problems) - MOST_SHOWN:,} more; --json has all.")

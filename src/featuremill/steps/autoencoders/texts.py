@@ -1,8 +1,11 @@
-"""The tokens or residues at which a feature is strongest, with the text around them."""
+"""Texts of the strongest records of each feature: descriptions, the words that these share, and the
+tokens or residues at which a feature is strongest, with the text around them."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,15 +18,68 @@ from featuremill.kit.runs import Results, read_records, whole_ids
 from featuremill.kit.text import one_line
 from featuremill.steps.autoencoders import origin
 
+WORD = re.compile(r"[^\W\d_]{4,}")
+SHARED = 3
+"""The fewest of a feature's strongest records that share a word."""
+ENRICHED = 5
+"""How many times as frequent a word must be as among all records."""
+MOST_WORDS = 5
 AROUND_BYTES = 60
 """Of a text, on either side of a token; what is left of a word at the edge is not shown."""
 AROUND_RESIDUES = 12
 OF_RESIDUES = "residues"
 """How columns begin that have a vector a letter."""
-
-
 LINE_BREAK = b"\n"
 """Ends the letters of a sequence whose payload has more than these."""
+
+
+class Names(NamedTuple):
+    """The texts of some records, by feature."""
+
+    descriptions: dict[str, str]
+    """By id."""
+    words_M: list[list[str]]
+    """The words in most of a feature's records come first, then the rarest."""
+
+
+def names_of(records_path: Path, ids_M: Sequence[Sequence[str]]) -> Names:
+    """Return the descriptions of each feature's records, and the words that are enriched in
+    them."""
+    wanted = {id for ids in ids_M for id in ids}
+    descriptions = {id: text for id, text in _descriptions(records_path) if id in wanted}
+    shared_M = []
+    for ids in ids_M:
+        counts = Counter(word for id in ids for word in _words(descriptions[id]))
+        shared_M.append({word: n for word, n in counts.items() if n >= SHARED})
+    candidates = {word for shared in shared_M for word in shared}
+    among_all: Counter[str] = Counter()
+    num_all = 0
+    for _, text in _descriptions(records_path):
+        among_all.update(_words(text) & candidates)
+        num_all += 1
+    words_M = []
+    for ids, shared in zip(ids_M, shared_M, strict=True):
+        enriched = [
+            word
+            for word, n in shared.items()
+            if n * num_all >= ENRICHED * among_all[word] * len(ids)
+        ]
+        enriched.sort(key=lambda word: (-shared[word], among_all[word], word))
+        words_M.append(enriched[:MOST_WORDS])
+    return Names(descriptions, words_M)
+
+
+def _descriptions(records_path: Path) -> Iterator[tuple[str, str]]:
+    for batch in read_records(records_path, [*WHOLE, "description"]):
+        yield from zip(
+            whole_ids(batch).to_pylist(),
+            (text or "" for text in batch["description"].to_pylist()),
+            strict=True,
+        )
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in WORD.findall(text)}
 
 
 class Context(NamedTuple):
@@ -47,14 +103,14 @@ def contexts_of(root: Path, column: str, places: Iterable[Place]) -> Contexts:
     for id, number in places:
         within.setdefault(id, set()).add(number)
     spans_of = _Spans(root, column)
-    found: Contexts = {}
+    contexts: Contexts = {}
     for id, payload in _payloads(Results(root), within.keys()):
         spans = spans_of(payload)
         letters = payload.partition(LINE_BREAK)[0] if spans_of.is_of_residues else payload
         for number in within[id]:
             if number < len(spans):
-                found[id, number] = _context(letters, spans[number], not spans_of.is_of_residues)
-    return found
+                contexts[id, number] = _context(letters, spans[number], not spans_of.is_of_residues)
+    return contexts
 
 
 class _Spans:
@@ -62,14 +118,13 @@ class _Spans:
 
     def __init__(self, root: Path, column: str) -> None:
         self.is_of_residues = column.startswith(OF_RESIDUES)
-        self._made = origin.made(root)
+        self._run = origin.computed(root)
 
     def __call__(self, payload: bytes) -> Sequence[slice]:
         """Return the bytes of each vector; nothing where that is not known."""
-        if self._made and self._made.weights and hasattr(self._made.workload, "spans"):
-            spans: Sequence[slice] | None = self._made.workload.spans(
-                payload, self._made.options, self._made.weights
-            )
+        run = self._run
+        if run and run.weights and hasattr(run.workload, "spans"):
+            spans: Sequence[slice] | None = run.workload.spans(payload, run.options, run.weights)
             return spans or ()
         if self.is_of_residues and LINE_BREAK not in payload:  # letters, and nothing else
             return [slice(at, at + 1) for at in range(len(payload))]
@@ -120,10 +175,10 @@ def _context(payload: bytes, at: slice, is_text: bool) -> Context:
 
 def _edge(piece: bytes, side: int) -> int:
     """Return where the first whole word of a piece begins, or (-1) where the last one ends."""
-    place = piece.find(b" ") if side > 0 else piece.rfind(b" ")
-    if place < 0:
+    position = piece.find(b" ") if side > 0 else piece.rfind(b" ")
+    if position < 0:
         return 0 if side > 0 else len(piece)
-    return place
+    return position
 
 
 def _line(piece: bytes) -> str:

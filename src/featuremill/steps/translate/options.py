@@ -1,0 +1,85 @@
+"""The options of translate, in a config and of its command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from featuremill.kit.errors import UserError
+from featuremill.kit.tables import words_of
+from featuremill.step import Section
+from featuremill.steps.translate.names import METHODS
+
+DEFAULTS: dict[str, dict[str, int | str]] = {
+    "chunks": {"window": 500},
+    "virnucpro": {"window": 500},
+    "orfs": {"code": 1, "min_residues": 30, "orf": "from-start"},
+    "genes": {"procedure": "meta"},
+}
+"""The options of each way to cut, with their defaults."""
+SINGLE_DEFAULTS: dict[str, int | str] = {"procedure": "single", "code": 11}
+CODON = 3
+
+
+class SECTION(Section):
+    """How contigs are cut; the options of `featuremill translate`."""
+
+    by: Literal["chunks", "virnucpro", "orfs", "genes"]
+    """What a fragment is: a chunk in each frame without a stop, the same as VirNucPro cuts it, an
+    open reading frame, a gene that prodigal finds."""
+    window: int | None = None
+    """chunks, virnucpro: nucleotides of each chunk; 500 if not given."""
+    code: int | None = None
+    """orfs: NCBI's number of the genetic code, 1 if not given; genes with procedure single: 11."""
+    min_residues: int | None = None
+    """orfs: the fewest residues; 30 if not given."""
+    orf: Literal["from-start", "between-stops"] | None = None
+    """orfs: from a start codon of the code (if not given), or from the stop before."""
+    procedure: Literal["meta", "single"] | None = None
+    """genes: prodigal's; each contig by itself (if not given), or all are of one genome."""
+
+    @property
+    def options(self) -> dict[str, int | str]:
+        """What is given of the options, by name."""
+        return self.model_dump(exclude={"by"}, exclude_none=True)
+
+    @property
+    def method(self) -> int:
+        """The version of the way to cut."""
+        return METHODS.get(self.by, 1)
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `featuremill translate`."""
+        return words_of(self.model_dump())
+
+
+def typed(name: str, value: int | str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-')} {value}".rstrip()
+
+
+def settled(
+    by: str, chosen: Mapping[str, int | str], spelt: Callable[[str, int | str], str]
+) -> dict[str, int | str]:
+    """Return all options of the way `by`: those that are `chosen`, and the defaults of others.
+    `spelt` writes an option as the user did.
+
+    Raises:
+        UserError: an option has no effect with `by`, or cannot have its value.
+    """
+    is_single = by == "genes" and chosen.get("procedure") == "single"
+    defaults = SINGLE_DEFAULTS if is_single else DEFAULTS[by]
+    for name in chosen:
+        if name not in defaults:
+            fitting = spelt("by", " or ".join(way for way in DEFAULTS if name in DEFAULTS[way]))
+            if by == "genes" and name == "code":
+                fitting = spelt("procedure", "single")
+            raise UserError(
+                f"{spelt(name, '')} has no effect with {spelt('by', by)}; leave it out, or take "
+                f"{fitting}."
+            )
+    for name, least in (("window", CODON), ("min_residues", 1)):
+        if (number := chosen.get(name, least)) < least:  # type: ignore[operator]
+            raise UserError(f"{spelt(name, number)}: this must be at least {least}.")
+    return {**defaults, **chosen}
