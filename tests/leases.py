@@ -10,7 +10,6 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-import forks
 import pytest
 from nvml_node import Node
 from programs import PATIENCE_SECONDS, wait_for
@@ -44,7 +43,7 @@ class Leases:
         environment = {**self.environment, **dict(variables)}
         pipe = subprocess.PIPE
         options = {"stdout": pipe, "stderr": pipe, "text": True, **more}
-        process = forks.Forked(command, env=environment, **options)
+        process = subprocess.Popen(command, env=environment, **options)
         self._started.append(process)
         return process
 

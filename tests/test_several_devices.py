@@ -17,7 +17,6 @@ from test_api import assert_same
 import featuremill
 from featuremill import api
 
-pytestmark = pytest.mark.usefixtures("forked")
 SEQUENCES = dict(random_records(30))
 PRINTED = """
 import json, sys
