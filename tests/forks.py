@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from concurrent.futures import thread as futures
 from pathlib import Path
@@ -329,6 +330,7 @@ def _run(words, environment):
         for value in vars(module).values() if name.startswith("featuremill.") else ():
             if isinstance(value, functools._lru_cache_wrapper):
                 value.cache_clear()
+    sys.modules["featuremill.flow.summary"]._started = time.time()
     # OpenMP reads this when torch is imported.
     if "torch" in sys.modules and environment.get("OMP_NUM_THREADS", "").isdigit():
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))

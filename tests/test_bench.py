@@ -15,7 +15,6 @@ import sysconfig
 import tarfile
 import venv
 from importlib import metadata
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +44,7 @@ from bench.sample import Sample
 from bench.shapes import SHAPES
 from bench.stage import ROOM, Ground, Stage
 from esm2_models import fair_esm, relative_l2, save_fair_esm
+from forks import Forked
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from programs import Desk, fasta, is_running, random_records, wait_for
@@ -921,13 +921,15 @@ def test_left_out(): pytest.skip("needs 40 GB")
 
 
 def test_a_program_that_is_cut_off_tells_what_it_had_said(tmp_path, environment, monkeypatch):
-    join = ForkServerProcess.join
+    wait = Forked.wait
 
-    def cut_off(process, seconds):
-        join(process, seconds)
-        raise KeyboardInterrupt
+    def cut_off(process, timeout=None):
+        status = wait(process, timeout)
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return status
 
-    monkeypatch.setattr(ForkServerProcess, "join", cut_off)
+    monkeypatch.setattr(Forked, "wait", cut_off)
     with pytest.raises(KeyboardInterrupt) as stopped:
         Desk(tmp_path, environment).type("featuremill", "status", "results/nowhere")
     assert "results/nowhere" in stopped.value.__notes__[0]

@@ -413,7 +413,7 @@ class Flow:
         return [*of_runs, *(file for made in self.made for file in made.files)]
 
     def look_at_steps(self) -> None:
-        """Remember how the files of steps look, to know in the end which were written."""
+        """Keep the looks of the files of steps. At the end, they show which were written."""
         self._looks = {made.label: _looks(made) for made in self.made}
 
     def note_steps(self) -> None:
