@@ -30,17 +30,17 @@ print(json.dumps([frame.attrs["jobs"], [*frame.index]]))
 
 
 @pytest.fixture
-def plugins(monkeypatch):
+def plugins(environment, monkeypatch):
     """Let this process and those that it starts find the workloads of the tests."""
     monkeypatch.syspath_prepend(str(PLUGINS))
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
 
 
 @pytest.fixture
 def call(environment, gpu_node):
     """Return a function that starts a process with a call on a node of 3 GPUs."""
     node = gpu_node(3).environment
-    variables = {**environment, **node, "PYTHONPATH": str(PLUGINS)}
+    variables = {**environment, **node, "PYTHONPATH": environment["PYTHONPATH"]}
 
     def started(options=None, inputs=SEQUENCES, **more):
         words = {"inputs": inputs, "options": options or {}, **more}
