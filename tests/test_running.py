@@ -25,7 +25,7 @@ CONFIG = {"run": "my", "inputs": "my.fa", "outputs": ["parquet", "npy"], "shards
 def folder(tmp_path, environment, monkeypatch):
     """Work in a folder with my.fa, in which commands find the workloads of the tests."""
     monkeypatch.syspath_prepend(str(PLUGINS))
-    for name, value in {**environment, "PYTHONPATH": str(PLUGINS)}.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
