@@ -476,6 +476,7 @@ def test_imports_against_the_order_are_found(module, text, allowed):
 
 CLOCK = {"sleep", "time", "monotonic", "perf_counter"}
 MAY_LOOK = {
+    "forks.py::_run": "a fork starts now, and not with its server",
     "programs.py::wait_for": "the one that waits for a condition",
     "batch_commands.py::_run": "plays a queue whose jobs wait until GPUs are free",
     "browser.py::Tab": "waits for a browser, which only slow tests have",
