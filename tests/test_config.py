@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from pydantic import AliasChoices, Field
 from snakemake.io import WILDCARD_REGEX
 
 from featuremill import config
@@ -16,7 +17,7 @@ from featuremill.base import entry_points
 from featuremill.base.errors import UserError
 from featuremill.config import docs, project
 from featuremill.store import formats
-from featuremill.workload import find_workload, plugin_errors
+from featuremill.workload import WorkloadOptions, find_workload, plugin_errors
 from featuremill.workloads.esm2 import sources
 
 FOLDER = Path(__file__).parents[1] / "config"
@@ -253,6 +254,21 @@ def test_every_option_is_described():
     ):
         lacking = model.model_fields.keys() - model.descriptions() - {"shards", "labels"}
         assert not lacking, model
+
+
+@pytest.mark.parametrize("mode", ["validation", "serialization"])
+def test_an_option_with_another_key_is_described(mode):
+    class Options(WorkloadOptions):
+        first: int = Field(1, alias="one")
+        """A number."""
+        second: int = Field(2, validation_alias=AliasChoices("two", "deux"))
+        """Another number."""
+
+    properties = Options.model_json_schema(mode=mode)["properties"]
+    assert [field["description"] for field in properties.values()] == [
+        "A number.",
+        "Another number.",
+    ]
 
 
 def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):

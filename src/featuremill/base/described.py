@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 def key_of(name: str, field: FieldInfo) -> str:
     """Return the key in a file whose value the field `name` has."""
     alias = field.validation_alias
-    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else name
+    first = alias.choices[0] if isinstance(alias, AliasChoices) else alias
+    return first if isinstance(first, str) else name
 
 
 class Described(BaseModel):
@@ -31,20 +32,21 @@ class Described(BaseModel):
     @classmethod
     def descriptions(cls) -> dict[str, str]:
         """Return the description of each field: the docstring below it, or that of its `Field`."""
-        below: dict[str, str] = {}
+        docs: dict[str, str] = {}
         for base in reversed(cls.__mro__):
-            below |= _docstrings(base) if issubclass(base, Described) else {}
-        texts = {
-            name: field.description or below.get(name) for name, field in cls.model_fields.items()
+            docs |= _docstrings(base) if issubclass(base, Described) else {}
+        fields = cls.model_fields.items()
+        return {
+            name: text for name, field in fields if (text := field.description or docs.get(name))
         }
-        return {name: text for name, text in texts.items() if text}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
         schema: dict[str, Any] = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for name, text in cls.descriptions().items():
-            properties[key_of(name, cls.model_fields[name])].setdefault("description", text)
+            key = key_of(name, cls.model_fields[name])
+            properties[key if key in properties else name].setdefault("description", text)
         return schema
 
 

@@ -89,7 +89,7 @@ class RunOfRules:
         self.run = run
         """Its config."""
         self.here = imported.below_prefix(workflow, run)
-        """The same with the prefix in its paths, which its commands read."""
+        """The run with the prefix in its paths. The commands of the run read these paths."""
         self.results = run.folder
         """The folder results/<run>."""
         self.labels = [preflight.bare(run.labels.file)] if run.labels.file else []

@@ -185,10 +185,10 @@ class Made(NamedTuple):
 
     def noted(self) -> State | None:
         """Return the record `state` if the files have not changed since it was written."""
-        found = self._last_noted()
-        return found if found and found.is_of(self.files, Path(self.state).parent) else None
+        record = self._last_record()
+        return record if record and record.is_of(self.files, Path(self.state).parent) else None
 
-    def _last_noted(self) -> State | None:
+    def _last_record(self) -> State | None:
         """Return the record `state`, even if the files have changed since it was written."""
         path = Path(self.state)
         return State.find(path) if self.state and path.is_file() else None
@@ -208,7 +208,7 @@ class Made(NamedTuple):
         known = self.noted()
         changed = [] if known else state.damaged(self.files)
         if changed:  # the record still has their inputs
-            known = self._last_noted()
+            known = self._last_record()
         if known is None:
             card = self.card()
             made_of = card.made_of or dict.fromkeys(self.made_of, Seen(sha256=""))

@@ -57,9 +57,7 @@ def sections(of: list[str]) -> type[BaseModel]:
         key: (step_of(key).SECTION, Field(default=None, description=step_of(key).ABOUT))
         for key in of
     }
-    # Each section has a description; for docstrings, pydantic would read source files.
-    only = {"use_attribute_docstrings": False}
-    return create_model("Steps", __base__=Section, __cls_kwargs__=only, **fields)
+    return create_model("Steps", __base__=Section, **fields)
 
 
 def commands() -> dict[str, Command]:

@@ -177,8 +177,10 @@ def delivering(
 def delivering_folder(
     path: Path, digests: Callable[[Path], Mapping[str, str]] | None = None
 ) -> Iterator[Path]:
-    """The same as `delivering` for a folder. `digests` returns the sha256 of each file in it, by
-    its path inside."""
+    """Yield a temporary folder that becomes `path` and is recorded, as a file of `delivering` is.
+
+    `digests` returns the sha256 of each file in the folder, by its path inside.
+    """
     with replacing_folder(path, is_synced=False) as temporary:
         yield temporary
         sha256_by_name = (digests or digests_at)(temporary)
