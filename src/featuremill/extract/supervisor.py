@@ -212,13 +212,16 @@ class Supervisor:
                 listener.join(LAST_WORDS_SECONDS)
                 stacks.seek(0)
                 _log_lines(stacks, log_level)
-                assert worker.stdout
+                assert worker.stdin and worker.stdout
                 worker.stdout.close()
+                with contextlib.suppress(BrokenPipeError):
+                    worker.stdin.close()
 
     def _follow(self, worker: subprocess.Popen[str], job: Job) -> Receipt:
         assert worker.stdin and worker.stdout
-        with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # it may have died
-            pipe.write(job.model_dump_json())
+        with contextlib.suppress(BrokenPipeError):  # it may have died
+            worker.stdin.write(f"{job.model_dump_json()}\n")
+            worker.stdin.flush()
         trouble, at = Trouble(), ""
         progress = Progress(log, self._name, job.cost_unit, has_others_beside=True)
         for line in worker.stdout:

@@ -119,8 +119,8 @@ OS_ERROR_STATUS = 5
 
 
 def main() -> int:
-    """Run the job on standard input; return the exit status."""
-    job = Job.model_validate_json(sys.stdin.read())
+    """Run the job on the first line of standard input; return the exit status."""
+    job = Job.model_validate_json(sys.stdin.readline())
     this_process.die_with_parent(job.supervisor_pid, signal.SIGKILL)
     faulthandler.enable()
     faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=job.stacks)
@@ -151,6 +151,7 @@ def main() -> int:
             text = str(error)
         _say(events, "error", message=text)
         return WorkloadError.exit_status
+    sys.stdin.read()  # the supervisor takes a last sample of this process, then kills it
     return 0
 
 
