@@ -273,6 +273,8 @@ def test_a_module_refuses_what_a_run_refuses(desk):
     triggers = ("--rerun-triggers", "mtime")
     said = typed(*triggers, **edited, status=2)
     assert "results/my was made of another config (hydropathy: true → false)" in said
+    said = typed(*triggers, max_failed=3, status=2)
+    assert "results/my was made of another config (max_failed: 0 → 3)" in said
     assert "lab_plan" in typed(*triggers, "--forcerun", "lab_plan", **edited)
     (desk.folder / "in.fa").unlink()
     assert "in.fa is gone, and results/my has to be made anew" in typed(**edited, status=2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from featuremill.base.change import Change
 from featuremill.config import Run
@@ -69,6 +69,27 @@ def reported(config: Run, root: Path) -> Made:
     labels = config.labels
     values = {"labels.file": labels.file, "labels.column": labels.column}
     return _product(root, "reported", "report.html", values, [labels.file] * bool(labels.file))
+
+
+class Outdated(NamedTuple):
+    """The keys of the config that differ from those that each product of a run is of."""
+
+    plan: Sequence[Change] = ()
+    results: Sequence[Change] = ()
+    report: Sequence[Change] = ()
+
+
+def outdated(config: Run, root: Path, plan: Plan, folder: Path = Path()) -> Outdated:
+    """Return how the `config`, whose paths are relative to `folder`, differs from that of the
+    products in `root`, of which `plan` is one. A table of labels that has another content differs,
+    too."""
+    of_plan = planned(config, root).differences().changes
+    report, others = reported(config, root).differences(folder)
+    return Outdated(
+        [*changes_since(plan, config, folder), *of_plan],
+        merged(config, root).differences().changes,
+        report or [Change("labels.file", "a table", "another one")] * bool(others),
+    )
 
 
 def _product(

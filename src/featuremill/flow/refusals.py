@@ -250,10 +250,12 @@ def refuse_unseen_edits(workflow: Any, run: Run, module: str) -> None:
     """Refuse results of another config if `--rerun-triggers` keeps Snakemake from comparing
     parameters."""
     is_forced = any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
-    plan = Results(Path(run.folder)).find_plan()
+    folder = Results(Path(run.folder))
+    plan = folder.find_plan()
     if is_forced or internals.sees_edits(workflow) or not plan:
         return
-    if changes := products.changes_since(plan, run):
+    outdated = products.outdated(run, folder.root, plan)
+    if changes := outdated.plan or outdated.results:
         raise RefusedError(
             f"config of module {module}: {run.folder} was made of another config "
             f"({in_words(changes)}), which --rerun-triggers keeps Snakemake from seeing; add "

@@ -190,13 +190,11 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
 def rerun_for_config(workflow: Any, run: Run) -> None:
     """Rerun plan, or else merge, if keys of the config have changed on which it depends."""
     folder = Results(Path(run.folder))
-    plan = folder.find_plan()
-    changes = products.changes_since(plan, run) if plan else []
-    planned, merged = products.planned(run, folder.root), products.merged(run, folder.root)
-    for made, more in ((planned, changes), (merged, [])):
-        if every := [*more, *made.differences().changes]:
-            rerun(workflow, made.label, made.files, every)
-            return
+    if plan := folder.find_plan():
+        changes = products.outdated(run, folder.root, plan)
+        product = products.planned if changes.plan else products.merged
+        if keys := changes.plan or changes.results:
+            rerun(workflow, (made := product(run, folder.root)).label, made.files, keys)
 
 
 def rerun(

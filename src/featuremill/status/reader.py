@@ -11,15 +11,14 @@ import contextlib
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from featuremill.base.change import Change, in_words
+from featuremill.base.change import in_words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
 from featuremill.config import Run, find_run, products
-from featuremill.config.products import changes_since
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of, time_left
@@ -147,8 +146,6 @@ class RunReader:
             if self._plan:
                 self.read_planned(state)
                 state.problems[:0] = self._changes(state, self._plan)
-                if self._config and self._changes_of_report(self._config):
-                    state.delivery = state.delivery._replace(reported="older")
             elif must_be or is_run(self._results.root):
                 self._read_unplanned(state)
             else:
@@ -160,50 +157,32 @@ class RunReader:
 
     def _changes(self, state: RunState, plan: Plan) -> list[Problem]:
         """Return the problem that the config, or the last start of the run, asks for something
-        else than was planned, and how making its weights failed."""
-        owner = state.activity.owner
+        else than there is, and how making its weights failed."""
+        root, folder, owner = self._results.root, state.folder, state.activity.owner
         config, who = self._config, str(self._typed)
-        is_last = owner and (not config or _OVERRIDDEN & {*shlex.split(owner.command)})
-        if owner and is_last:
+        working = run_lock.working_folder(root)
+        if owner and (not config or _OVERRIDDEN & {*shlex.split(owner.command)}):
             config, who = find_run(self._results), f"the last start ({owner.command})"
-        changes = changes_since(plan, config, self._working_folder) if config else []
-        if config and not is_last:
-            changes += products.planned(config, self._results.root).differences().changes
-        if not config or not changes:
-            return self._changes_after_plan(state, config) if config and not is_last else []
-        fix = Fix("plan", seen_by="snakemake")
-        working = run_lock.working_folder(self._results.root)
-        of_another = owner and owner.config and (working / owner.config).resolve()
-        if self._config and of_another and of_another != self._typed.resolve():
-            other = shown(of_another)
-            fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
-        what = f"{self._run_folder} is not of what {who} asks for ({in_words(changes)})."
-        weights = config.weights_json
-        failed = problems_before_plan(self._results, weights) if weights else []
+        if not config:
+            return []
+        changes = products.outdated(config, root, plan, working)
+        if changes.report:
+            state.delivery = state.delivery._replace(reported="older")
+        if changes.plan:
+            fix = Fix("plan", seen_by="snakemake")
+            of_another = owner and owner.config and (working / owner.config).resolve()
+            if self._config and of_another and of_another != self._typed.resolve():
+                other = shown(of_another)
+                fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
+            keys, failed = changes.plan, problems_before_plan(self._results, config.weights_json)
+        elif changes.results and state.delivery.is_merged:
+            keys, fix, failed = changes.results, Fix("merge", seen_by="snakemake"), []
+        elif changes.report:
+            folder, keys, fix, failed = folder / "report.html", changes.report, Fix(), []
+        else:
+            return []
+        what = f"{folder} is not of what {who} asks for ({in_words(keys)})."
         return [Problem("config_changed", what, fix), *failed]
-
-    def _changes_after_plan(self, state: RunState, config: Run) -> list[Problem]:
-        """Return the problem that the config asks for other results, or another map on the report,
-        than there are."""
-        what, fix = str(self._run_folder), Fix("merge", seen_by="snakemake")
-        merged = products.merged(config, self._results.root)
-        found = merged.differences().changes if state.delivery.is_merged else []
-        if not found:
-            what, fix = f"{self._run_folder}/report.html", Fix()
-            found = self._changes_of_report(config)
-        sentence = f"{what} is not of what {self._typed} asks for ({in_words(found)})."
-        return [Problem("config_changed", sentence, fix)] if found else []
-
-    def _changes_of_report(self, config: Run) -> Sequence[Change]:
-        """Return what colours the map otherwise than on the page."""
-        report = products.reported(config, self._results.root)
-        changes, others = report.differences(self._working_folder)
-        return changes or [Change("labels.file", "a table", "another one")] * bool(others)
-
-    @property
-    def _working_folder(self) -> Path:
-        """The folder that paths in a config are relative to."""
-        return run_lock.working_folder(self._results.root)
 
     def _activity(self) -> Activity:
         """Return which processes work on the run as a whole: its Snakemake, a plan or a merge."""
