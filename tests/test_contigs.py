@@ -175,8 +175,8 @@ ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}
         ),
         (
             {"features": {"proteins": ESM2}, "head": FOLDER},
-            "heads.kinds.folder: known/kinds: this head does not take the features that proteins "
-            "will have: it was made for the column composition, and they have mean_layer_6; change",
+            "heads.kinds.folder: proteins: there is no column 'composition' with one vector a "
+            "record; it has mean_layer_6.",
         ),
     ],
 )
@@ -212,9 +212,18 @@ def begun(path):
     [
         (Part(width=320, column="mean_layer_6"), False, ""),
         (Part(width=320), True, ""),
-        (Part(width=2560), True, ": it takes 2,560 numbers, and they have 320 (mean_layer_6)"),
+        (
+            Part(width=2560),
+            True,
+            "2,560 numbers, and the features given have 320 (proteins, ",
+        ),
         (Part(width=320, settings=OTHERS), True, ""),
-        (Part(width=320, settings=OTHERS), False, " (here model mill_t6_8M and not None, "),
+        (
+            Part(width=320, column="mean_layer_6", settings=OTHERS),
+            False,
+            "proteins: the recipe of its features is another one, and known/kinds was made with an "
+            "unknown one (here model mill_t6_8M and not None, ",
+        ),
     ],
 )
 def test_a_head_is_held_against_the_features_that_there_will_be(
@@ -228,7 +237,7 @@ def test_a_head_is_held_against_the_features_that_there_will_be(
     if not sentence:
         begun(Path("config.yaml"))
         return
-    with pytest.raises(RefusedError, match=re.escape(f"that proteins will have{sentence}")):
+    with pytest.raises(RefusedError, match=re.escape(sentence)):
         begun(Path("config.yaml"))
 
 
@@ -237,7 +246,7 @@ def test_a_head_that_names_no_column_is_held_against_features_of_several(line, m
     features = {"proteins": {**ESM2, "options": {"model": "mill_t6_8M", "layers": [5, 6]}}}
     line.configure(head={**FOLDER, "any_recipe": True}, features=features)
     monkeypatch.chdir(line.folder)
-    with pytest.raises(RefusedError, match="columns mean_layer_5 and mean_layer_6, and it does"):
+    with pytest.raises(RefusedError, match="choose one of mean_layer_5, mean_layer_6 with vec"):
         begun(Path("config.yaml"))
 
 

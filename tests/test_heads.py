@@ -41,6 +41,7 @@ from featuremill.features.table import Stored, Table
 from featuremill.inputs.labels import Label
 from featuremill.merge.command import merge
 from featuremill.steps.heads import (
+    Head,
     card,
     charts,
     figures,
@@ -61,7 +62,7 @@ from featuremill.steps.heads.fitting import (
     out_of_fold,
 )
 from featuremill.steps.heads.joined import Joined
-from featuremill.steps.heads.predict import _refuse_other_recipes
+from featuremill.steps.heads.predict import refuse_other_features
 from featuremill.store.results import Results
 
 COLUMN = ["--vectors", "composition"]
@@ -508,7 +509,7 @@ def test_no_id_meets_anothers_vector(tmp_path, monkeypatch, data):
     lacking = {(id, n) for id in asked for n, of_one in enumerate(known) if id not in of_one}
     assert len(told) == len(lacking) and {one.id for one in told} == {id for id, _ in lacking}
     if wanted is None:
-        late = [one.id for one in joined.not_in_first()]
+        late = [one.id for one in joined.others()]
         others = set().union(*(of_one.keys() for of_one in known)) - known[0].keys()
         assert sorted(late) == sorted(others)
 
@@ -703,14 +704,14 @@ def test_calibration_finds_scale_and_shift_and_bounds_both():
     y = (scores.cumsum(1) < rng.random((20_000, 1))).sum(1)
     found = network_of.calibration_of(logits, y)
     assert abs(found.scale - 0.5) < 0.02
-    np.testing.assert_allclose(found.shift_C, shift, atol=0.05)
+    np.testing.assert_allclose(found.shift, shift, atol=0.05)
     apart = np.array([[9.0, 0], [8, 0], [0, 7], [0, 9]]) * 1e3
     sure = network_of.softmax(
         network_of.calibration_of(apart, np.array([0, 0, 1, 1])).logits(apart)
     )
     assert np.isfinite(sure).all() and 0.6 < sure[0, 0] < 0.99
     turned = network_of.calibration_of(apart, np.array([1, 1, 0, 0]))  # worse than chance
-    assert turned.scale == 0 and np.allclose(turned.shift_C, 0)
+    assert turned.scale == 0 and np.allclose(turned.shift, 0)
 
 
 def test_a_fit_counts_classes_alike_and_takes_features_of_any_size():
@@ -788,7 +789,7 @@ def test_a_class_of_which_each_fold_has_copies_is_refused(group):
         told = Examples.of(ids, dict(zip(ids, sha256s, strict=True)), found)
         assert (told.payload_R == np.unique(sorted(sha256s), return_inverse=True)[1]).all()
         rows, classes = told.rows(np.zeros((120, 2)), None)
-        refuse_unfit(rows, np.arange(120), classes, used)
+        refuse_unfit(rows, np.arange(120), classes, used, Head(labels="t.tsv", column="kind"))
 
     refuse(ids)
     said = f"{'each sample with other classes, or ' if group else ''}its sequences"
@@ -851,48 +852,42 @@ def test_a_permutation_p_is_small_only_where_features_tell_something():
     assert min(found) > 0.01 and 0.15 < np.mean(found) < 0.85, found
 
 
-@pytest.mark.parametrize("num_groups", [6, 19, 20])
-def test_few_groups_are_a_warning(num_groups):
-    known = {"scores": {"accuracy": [0.9, 0.8, 1.0], "auc": [0.95, 0.9, 1.0]}}
-    known |= {"guesses": {"accuracy": 0.5, "auc": 0.5}, "accuracy_gain": [0.4, 0.3, 0.5]}
-    known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
-    known["counts"] = {"groups": num_groups}
-    known["labels"] = card.TableUsed(file="l.csv", sha256="", column="kind", group="family")
-    said = warning_of(known)
-    assert (f"come from {num_groups} groups (family)" in said) == (num_groups < 20) == bool(said)
-
-
-def warning_of(known):
-    return " ".join(page.warnings_of(card.Card(**known)))
-
-
-def test_a_head_that_guesses_is_called_so():
-    known = {"scores": {"accuracy": [0.53, 0.45, 0.62], "auc": [0.55, 0.48, 0.61]}}
-    known |= {"guesses": {"accuracy": 0.6, "auc": 0.5}, "confusion": [[55, 5], [20, 20]]}
-    known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
-    assert "No better than guessing: " in warning_of(known)
-    known["scores"]["auc"][1] = 0.51
-    known["accuracy_gain"] = [-0.07, -0.15, 0.02]
-    assert "no more often than always 'soil' (0.530 and 0.600), although" in warning_of(known)
-    known["scores"]["accuracy"] = [0.62, 0.55, 0.69]
-    known["accuracy_gain"] = [0.02, -0.04, 0.07]
-    said = warning_of(known)
-    assert (
-        "not certainly right more often than always 'soil' (0.620 and 0.600, and the 95 %" in said
-    )
-    assert "interval of the difference is -0.040 to 0.070)" in said
-    known["accuracy_gain"] = [0.02, 0.01, 0.07]  # each draw is compared with itself
-    assert not warning_of(known)
+FEW = "with fewer than 20 they are rough"
+GUESSES = "No better than guessing: the 95 % interval of the AUC, "
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "says"), [(0.4, 0.6, "0.400–0.600, holds 0.5"), (0.3, 0.4, "is below 0.5")]
-)
-def test_an_interval_below_that_of_guessing_is_called_so(low, high, says):
-    known = {"scores": {"accuracy": [0.6, 0.5, 0.7], "auc": [(low + high) / 2, low, high]}}
-    known |= {"guesses": {"accuracy": 0.5, "auc": 0.5}, "confusion": [[5, 5], [2, 8]]}
-    known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
-    assert says in warning_of(known)
+    ("auc", "gain", "accuracy", "num_groups", "sentence"),
+    [
+        ([0.95, 0.9, 1.0], [0.4, 0.3, 0.5], 0.9, 6, f"come from 6 groups (family), and {FEW}"),
+        ([0.95, 0.9, 1.0], [0.4, 0.3, 0.5], 0.9, 19, f"come from 19 groups (family), and {FEW}"),
+        ([0.95, 0.9, 1.0], [0.4, 0.3, 0.5], 0.9, 20, ""),
+        ([0.55, 0.48, 0.61], [], 0.53, 40, f"{GUESSES}0.480–0.610, holds 0.5"),
+        ([0.5, 0.4, 0.6], [], 0.6, 40, f"{GUESSES}0.400–0.600, holds 0.5"),
+        ([0.35, 0.3, 0.4], [], 0.6, 40, f"{GUESSES}0.300–0.400, is below 0.5"),
+        ([0.55, 0.51, 0.61], [-0.07, -0.15, 0.02], 0.53, 40,
+         "no more often than always 'soil' (0.530 and 0.600), although"),
+        ([0.55, 0.51, 0.61], [0.02, -0.04, 0.07], 0.62, 40,
+         "not certainly right more often than always 'soil' (0.620 and 0.600, and the 95 % "
+         "interval of the difference is -0.040 to 0.070)"),
+        ([0.55, 0.51, 0.61], [0.02, 0.01, 0.07], 0.62, 40, ""),  # a draw is compared with itself
+    ],
+)  # fmt: skip
+def test_what_a_head_is_worth_is_a_warning(auc, gain, accuracy, num_groups, sentence):
+    known = card.Card(
+        kind="logistic",
+        classes=["soil", "sea"],
+        features=[],
+        sha256="",
+        scores={"accuracy": [accuracy, 0.45, 0.69], "auc": auc},
+        guesses={"accuracy": 0.6, "auc": 0.5},
+        accuracy_gain=gain,
+        confusion=[[55, 5], [20, 20]],
+        counts={"groups": num_groups},
+        labels=card.TableUsed(file="l.csv", sha256="", column="kind", group="family"),
+    )
+    said = " ".join(page.warnings_of(known))
+    assert sentence in said and bool(said) == bool(sentence)
 
 
 def noise_labels(kind, seed):
@@ -963,11 +958,11 @@ def test_an_auc_within_folds_compares_records_of_one_fold():
 def test_a_column_of_the_same_width_and_recipe_is_another():
     known = card.Part(width=4, column="mean_layer_6", recipe="r")
     head_card = card.Card(kind="logistic", classes=["x", "y"], features=[known], sha256="")
-    part = SimpleNamespace(name="run", column="mean_layer_5", recipe="r", settings=None)
+    part = card.Part(width=4, run="run", column="mean_layer_5", recipe="r")
     with pytest.raises(
         UserError, match=r"r \(mean_layer_5\), and h was made with r \(mean_layer_6\)"
     ):
-        _refuse_other_recipes([part], head_card, Path("h"))
+        refuse_other_features([part], head_card, Path("h"), False)
 
 
 @pytest.mark.slow

@@ -100,9 +100,7 @@ def test_no_record_of_a_file_gets_anothers_vector(trained, tmp_path, data):
     part = computed_of.Part.model_validate(card["features"][0])
     if not good:
         return
-    ((found,),) = computed_of.open_computed(
-        trained / "one", {path: [part]}, computed_of.Choices()
-    ).values()
+    (found,) = computed_of.open_computed(trained / "one", path, [part], computed_of.Choices())
     ((ids, vectors),) = found.blocks()
     assert ids == [
         id for id in dict.fromkeys(id for id, text in given if text.isalpha()) if id in good

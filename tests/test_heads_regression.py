@@ -185,7 +185,7 @@ def test_a_head_that_guesses_is_called_so(run, tmp_path, capfd):
         (["1", "NA"], ["--task", "regression"], "l.csv:3: 'NA', the label of 'p1' in 'tm', is no"),
         (["1", "inf"], ["--task", "regression"], "l.csv:3: 'inf', the label of 'p1'"),
         (["2.0", "2"], ["--task", "regression"], "'tm' is 2 in all 40 records that have features"),
-        (["1", "2"], ["--task", "regression", "--kind", "mlp"], "--kind: this is of classes"),
+        (["1", "2"], ["--task", "regression", "--kind", "mlp"], "kind and threshold are of c"),
         (None, [], "'tm' has 40 different numbers, and a classifier takes each for the name"),
         (None, ["--task", "classification"], "the class '0.5' has 1 record"),
         (None, ["--task", "regression", "--group", "one"], "1 different values of one are too few"),

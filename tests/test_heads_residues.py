@@ -16,11 +16,11 @@ from safetensors.numpy import load_file
 from test_heads import card_of, head, refusal, table_of
 
 from featuremill.merge.command import merge
-from featuremill.steps.heads import figures, residues
+from featuremill.steps.heads import Head, figures, residues
 from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.examples import Examples
 from featuremill.steps.heads.fitting import Logistic
-from featuremill.steps.heads.labels import UNLABELLED, numbers_of, read_letters
+from featuremill.steps.heads.labels import UNLABELLED, numbers_of, read
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(PLUGINS))
@@ -174,7 +174,7 @@ def test_no_record_gets_anothers_letters(run, tmp_path_factory, order, most):
     labels = fasta_of(folder / "l.fasta", [(LABELLED[n][0], states(LABELLED[n][1])) for n in order])
     parts = residues.open_residues(run, "residues")
     planned = residues.features.Planned(run)
-    found = read_letters(labels, "", None, "", planned)
+    found = read(planned, Head(labels=str(labels), task="per_residue"), None)
     of = Examples.of(found.of_id, dict(planned.digests()), found.of_id)
     assert of.sha256s == sorted(of.sha256s)
     assert of.ids == sorted(dict(LABELLED), key=lambda one: (of.sha256s[of.ids.index(one)], one))
@@ -244,7 +244,7 @@ LETTERS = [(id, states(text)) for id, text in LABELLED]
         (LETTERS[:4], (), "4 different records are too few for 5 folds"),
         ([(id, text[:1] + " " + text[2:]) for id, text in LETTERS], (), "have ' '; write a "),
         (LETTERS, ("--column", "ss"), "this is FASTA, which has no column 'ss' (--column)"),
-        (LETTERS, ("--kind", "mlp"), "--kind: this is of classes, and not of --task per_residue"),
+        (LETTERS, ("--kind", "mlp"), "kind and threshold are of classes, and not of task per_r"),
         (LETTERS, ("--mask", "CEH"), "l.fasta: all labels of records with vectors are masked"),
         (LETTERS, ("--vectors", "mean"), "takes one column of one set of features; name one"),
     ],
@@ -263,8 +263,8 @@ def test_what_does_not_go_together_is_one_sentence(run, tmp_path, capfd):
     words = ["train", run, "--task", "per_residue", "--labels", labels, "--vectors", "mean", *to]
     assert "mean has one vector a record, and a head for residues takes" in refusal(capfd, *words)
     words = ["train", run, "--labels", labels, "--vectors", "mean", *to]
-    assert "--column: name the column of the labels." in refusal(capfd, *words)
-    assert "--mask: this is of residues" in refusal(capfd, *words, "--column", "a", "--mask", "-")
+    assert "head train: labels and column belong together: name a" in refusal(capfd, *words)
+    assert "mask is of residues" in refusal(capfd, *words, "--column", "a", "--mask", "-")
     folder = trained(run, tmp_path, labels)
     said = refusal(capfd, "predict", folder, run, "--output", tmp_path / "p.parquet")
     assert "letters of residues go to a .tsv" in said

@@ -11,7 +11,7 @@ from programs import Desk, fasta
 from test_heads import COLUMN, card_of, computed, head, proteins, refusal, write_labels
 
 from featuremill.base.errors import UserError
-from featuremill.steps.heads import figures, page, threshold
+from featuremill.steps.heads import figures, page, threshold, train
 from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.fitting import (
     Logistic,
@@ -20,7 +20,8 @@ from featuremill.steps.heads.fitting import (
     fitted_folds,
     out_of_fold,
 )
-from featuremill.steps.heads.threshold import Cuts, Wanted, choose, decided
+from featuremill.steps.heads.section import Wanted
+from featuremill.steps.heads.threshold import choose, decided
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +67,11 @@ def rows_of(x, y):
 
 def measured(rows, asked):
     """Return the threshold of a head for the second class, with what its folds reach."""
-    cuts = Cuts(asked, rows, ["a", "b"], chosen_and_fitted(Logistic(), rows), "here")
+    score_N = chosen_and_fitted(Logistic(), rows).held_out_NC[:, 1]
+    cut = threshold.of_class(score_N, rows.y_N == 1, asked, "here")
     folds = [*fitted_folds(Logistic(), rows)]
-    return cuts.measured(out_of_fold(rows, folds), folds)
+    scores_NC = out_of_fold(rows, folds)
+    return train.of_classes(rows, ["a", "b"], scores_NC, folds, asked, cut).on_card["threshold"]
 
 
 def test_what_is_asked_for_is_reached_by_unseen_records_of_a_rare_class():
@@ -142,10 +145,10 @@ def test_the_threshold_is_in_the_card_and_decides_predictions(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--threshold", "y"], "--threshold: give --precision or --recall, one of the two"),
-        (["--threshold", "y", "--recall", "1.2"], "--recall: this is a share above 0, at most 1"),
-        (["--threshold", "y", "--recall", "nan"], "and nan is none"),
-        (["--recall", "0.9"], "--threshold: name the class that the precision or recall is of."),
+        (["--threshold", "y"], "head train: threshold has a class, and a precision or a recall "),
+        (["--threshold", "y", "--recall", "1.2"], "a recall above 0, at most 1, as in {class: vir"),
+        (["--threshold", "y", "--recall", "nan"], "(--threshold virus --precision 0.95)."),
+        (["--recall", "0.9"], "threshold has a class, and a precision or a recall above 0"),
         (["--threshold", "z", "--recall", "0.9"], "no record with features has the label 'z'"),
         (["--threshold", "y", "--precision", "1"], "no threshold has a precision of 1 for 'y'"),
     ],
@@ -178,7 +181,7 @@ def test_a_config_has_a_threshold_and_another_one_trains_anew(run, tmp_path, env
     assert "Nothing to be done" in typed({"class": "y", "recall": 0.9})
     typed({"class": "x", "recall": 0.5})
     assert json.loads(card.read_text())["threshold"]["class_name"] == "x"
-    assert "the threshold is for 'z', and no label is that" in typed(
+    assert "no record with features has the label 'z', which the threshold is for" in typed(
         {"class": "z", "recall": 0.5}, 2
     )
     assert "above 0, at most 1" in typed({"class": "y"}, 2)

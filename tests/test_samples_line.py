@@ -31,9 +31,10 @@ from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
 from featuremill.inputs import labels as labels_of
 from featuremill.inputs import samples
-from featuremill.steps.heads import card, figures
+from featuremill.steps.heads import Head, card, figures
+from featuremill.steps.heads import labels as labels_of_heads
 from featuremill.steps.heads import network as network_of
-from featuremill.steps.heads.labels import of_fragments, read
+from featuremill.steps.heads.labels import of_fragments
 from featuremill.steps.transfer.search.command import search
 from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
@@ -45,6 +46,11 @@ from featuremill.store.results import Results
 SAMPLES = "abcdef"
 PATIENT = {"a": "one", "b": "one"}
 """Of two samples; each other one is of its own."""
+
+
+def read(features, table, column, group):
+    head = Head(labels=table and str(table), column=column, group=group)
+    return labels_of_heads.read(features, head)
 
 
 @pytest.fixture(autouse=True)

@@ -458,8 +458,8 @@ MISTAKES = {
     ),
     "another ESM-2": (
         ["virnucpro", "my.fa", "--head", "proteins", "--esm", "esm2_t33_650M_UR50D"],
-        "proteins: this head does not take the features that proteins will have: it takes 320 "
-        "numbers, and they have 1,280 (mean_layer_33)",
+        "proteins: this head takes 320 numbers, and the features given have 1,280 (proteins, "
+        "mean_layer_33)",
     ),
     "no such ESM-2": (
         ["virnucpro", "my.fa", "--head", "proteins", "--esm", "esm2_t33_650M_UR50"],

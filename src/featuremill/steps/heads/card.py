@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from featuremill.kit.files import JsonFile, JsonRecord, sha256_of
 from featuremill.kit.runs import Settings
 from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
 
-__all__ = ["CARD", "Card", "read"]
+__all__ = ["CARD", "Card", "read", "refuse_without"]
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
 HELD_OUT = "held_out.parquet"
 CONTIG = "contig"
@@ -26,37 +26,13 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 """The tensors of a head by name."""
 
 
-class Needs(WorkloadOptions):
-    """Packages to read and apply heads."""
+def refuse_without(*packages: str) -> None:
+    """Raise UserError if one of the `packages` is not installed."""
 
-    PACKAGES = dict.fromkeys(("safetensors",), "featuremill[esm2]")
+    class Needs(WorkloadOptions):
+        PACKAGES = dict.fromkeys(packages, "featuremill[esm2]")
 
-
-class NeedsTorch(WorkloadOptions):
-    """Packages to read VirNucPro's files."""
-
-    PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[esm2]")
-
-
-class NeedsLearning(WorkloadOptions):
-    """Packages to train heads."""
-
-    PACKAGES = dict.fromkeys(("safetensors", "torch", "sklearn"), "featuremill[esm2]")
-
-
-class Recorded(Protocol):
-    """Features, with the recipe that computed them if it is known."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def column(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def recipe(self) -> str | None: ...
-    @property
-    def settings(self) -> Settings | None: ...
+    refuse_without_packages(Needs)
 
 
 class Part(JsonRecord):
@@ -72,12 +48,6 @@ class Part(JsonRecord):
     run: str | None = None
     """The run on which the head was trained."""
 
-    @classmethod
-    def of(cls, features: Recorded) -> Part:
-        """Return the entry of these features."""
-        names = ("width", "column", "recipe", "settings")
-        return cls(run=features.name, **{name: getattr(features, name) for name in names})
-
 
 class TableUsed(JsonRecord):
     """The table of labels."""
@@ -90,13 +60,29 @@ class TableUsed(JsonRecord):
 
 
 class Calibration(JsonRecord):
-    """Turns the fitted logits into those of probabilities: scale · logits + shift.
+    """Turns logits into calibrated logits, so that scores are probabilities.
 
-    It is built into the last layer of head.safetensors.
+    A head that weights classes equally gives scores for equally frequent classes, and its logits
+    may be too large or too small. One scale for all logits and one shift for each class correct
+    both: scores are softmax(scale · logits + shift). For two classes this is Platt scaling; for
+    more, temperature scaling with a bias (Alexandari, Kundaje and Shrikumar 2020).
     """
 
     scale: float
     shift: list[float]
+    """A shift for each class, with mean 0, since only differences count."""
+
+    def logits(self, logits_NC: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return calibrated logits (N, C)."""
+        calibrated: npt.NDArray[np.float64] = self.scale * logits_NC + np.array(self.shift)
+        return calibrated
+
+    def built_in(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors of a head with the calibration built into its last layer."""
+        layer = "" if "bias" in tensors else "output_layer."
+        weight, bias = (tensors[f"{layer}{key}"].astype(np.float64) for key in ("weight", "bias"))
+        last = {f"{layer}weight": self.scale * weight, f"{layer}bias": self.logits(bias)}
+        return {**tensors, **last}
 
 
 class Threshold(JsonRecord):
@@ -108,8 +94,7 @@ class Threshold(JsonRecord):
     """The precision or recall that the threshold has to reach."""
     score: float
     precision: list[float]
-    """Value and bounds of the 95 % interval, from records whose group neither the predictor nor the
-    choice of the threshold saw; empty if no record was called so."""
+    """Value and 95 % interval, on records of unseen groups; empty if no record was called so."""
     recall: list[float]
     share: float
     """Share of the labelled records that are of the class."""
@@ -156,8 +141,7 @@ class Card(JsonFile):
     """The sha256 of held_out.parquet, if there is one."""
     counts: dict[str, int] = {}  # noqa: RUF012  (pydantic copies defaults)
     scores: dict[str, list[float]] = {}  # noqa: RUF012
-    """Value and bounds of the 95 % interval of each figure, from predictions for records whose
-    group the predictor did not see."""
+    """Value and 95 % interval of each figure, on records of unseen groups."""
     guesses: dict[str, float] = {}  # noqa: RUF012
     """The same figures for guessing by the frequencies of the classes."""
     mask: str = ""
@@ -165,16 +149,13 @@ class Card(JsonFile):
     of_classes: dict[str, dict[str, list[float]]] = {}  # noqa: RUF012
     """Precision, recall and F1 of each class of residues, each with its interval."""
     permutation_p: float | None = None
-    """The share of shuffles of the labels that are predicted as well as the labels; None for an
-    imported head."""
+    """The share of shuffles of the labels that are predicted as well as the labels."""
     warnings: list[str] = []  # noqa: RUF012
     """Warnings about its predictions."""
     accuracy_gain: list[float] = []  # noqa: RUF012
-    """The accuracy less that of always the most frequent class, and its 95 % interval, over the
-    same draws of groups."""
+    """The accuracy less that of always the most frequent class, with its 95 % interval."""
     reliability: list[Bin] = []  # noqa: RUF012
-    """How often a class is right, by its score for records of unseen groups; with two classes, the
-    second."""
+    """How often a class is right, by its score; with two classes, the second."""
     threshold: Threshold | None = None
     """None: the class with the highest score is predicted."""
     calibration: Calibration | None = None
@@ -207,8 +188,7 @@ class Card(JsonFile):
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Raise UserError if `folder` has files that are not a head's, as writing one replaces the
-    folder."""
+    """Raise UserError if `folder`, which a head will replace, has files of something else."""
     cards.refuse_other_folder(
         folder,
         (CARD, TENSORS, PAGE, MISSING, HELD_OUT).__contains__,
@@ -234,7 +214,7 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
         UserError: there is no head.
         IntegrityError: it is damaged or was changed.
     """
-    refuse_without_packages(Needs)
+    refuse_without("safetensors")
     from safetensors.numpy import load
 
     missing = (

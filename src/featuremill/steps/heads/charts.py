@@ -14,6 +14,7 @@ from featuremill.kit.text import clipped, count, listed, records
 from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.figures import Labels, Values
 
+__all__ = ["NAMES", "confusion"]
 NAMES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -124,10 +125,12 @@ def curves(classes: Sequence[str], y_N: Labels, scores_NC: Values) -> list[Curve
     return [curve(classes[number], scores_NC[:, number], y_N == number) for number in numbers]
 
 
-def roc(every: Sequence[Curve]) -> Figure:
-    """Return the ROC curves of the most frequent classes."""
-    shown = _shown(every)
-    areas = [f"{each.area:.3f} for {clipped(each.name, MOST_TEXT)}" for each in shown]
+def of_curves(every: Sequence[Curve]) -> list[Figure]:
+    """Return the ROC curves and the precision-recall curves of the most frequent classes."""
+    most = sorted(every, key=lambda each: -each.records)[:MOST_CLASSES]
+    shown = [each for each in every if each in most]
+    names = [clipped(each.name, MOST_TEXT) for each in shown]
+    areas = [f"{each.area:.3f} for {name}" for each, name in zip(shown, names, strict=True)]
     sentence = (
         "Each point is a threshold of the score. The dashed line is guessing. The area below a "
         f"curve is {listed(areas)}, over all records together; the AUC above compares only "
@@ -136,16 +139,10 @@ def roc(every: Sequence[Curve]) -> Figure:
     guide = alt.Chart(values([{"x": end, "y": end} for end in (0, 1)]))
     titles = "share of the others above the threshold", "share of the class above it"
     chart = _curves(guide, shown, ("false_T", "recall_T"), titles, "linear")
-    return drawn("roc", "ROC curve" + "s" * (len(shown) > 1), sentence, chart)
-
-
-def precision_recall(every: Sequence[Curve]) -> Figure:
-    """Return the precision-recall curves of the most frequent classes."""
-    shown = _shown(every)
+    roc = drawn("roc", "ROC curve" + "s" * (len(shown) > 1), sentence, chart)
     means = [
-        f"{each.average_precision:.3f} for {clipped(each.name, MOST_TEXT)} "
-        f"(guessing {each.share:.3f})"
-        for each in shown
+        f"{each.average_precision:.3f} for {name} (guessing {each.share:.3f})"
+        for each, name in zip(shown, names, strict=True)
     ]
     sentence = (
         "Of the records above a threshold, how many are of the class, and how many of the class "
@@ -156,12 +153,7 @@ def precision_recall(every: Sequence[Curve]) -> Figure:
     guide = alt.Chart(values(levels)).encode(detail="n:N")
     titles = "recall: share of the class that is found", "precision"
     chart = _curves(guide, shown, ("recall_T", "precision_T"), titles, "step-before")
-    return drawn("precision-recall", "Precision and recall", sentence, chart)
-
-
-def _shown(every: Sequence[Curve]) -> list[Curve]:
-    most = sorted(every, key=lambda each: -each.records)[:MOST_CLASSES]
-    return [each for each in every if each in most]
+    return [roc, drawn("precision-recall", "Precision and recall", sentence, chart)]
 
 
 def _curves(
@@ -209,18 +201,19 @@ def scores(card: Card) -> Figure:
         for key, (value, low, high) in card.scores.items()
         if key not in LOWER_IS_BETTER
     ]
-    group = card.labels.group if card.labels else None
+    assert card.labels
+    group = card.labels.group
     unseen = f"no record of the same {group}" if group else "not the record"
     each_figure = (
         f"{row['figure']} {row['value']:.3f} ({row['low']:.3f}–{row['high']:.3f}; guessing "
         f"{row['guess']:.3f})"
         for row in rows
     )
-    p = "" if card.permutation_p is None else f" The permutation p is {card.permutation_p:.3g}."
     each = "Each residue" if card.task == "per_residue" else "Each record"
     sentence = (
         f"{each} predicted by a head that saw {unseen}: {listed(each_figure)}; in brackets, 95 % "
-        f"intervals. The upright line of a row is what guessing gets.{p}"
+        "intervals. The upright line of a row is what guessing gets. The permutation p is "
+        f"{card.permutation_p:.3g}."
     )
     scale = alt.Scale(domain=[min(0, *(row["low"] for row in rows)), 1])
     base = alt.Chart(values(rows)).encode(y=alt.Y("figure:N", title=None, sort=None))
@@ -290,8 +283,7 @@ def reliability(card: Card) -> Figure:
 
 
 def confusion(classes: Sequence[str], counts_CC: Sequence[Sequence[int]], of_what: str) -> Figure:
-    """Return the confusion matrix: how many of each class (rows) were predicted as each (columns).
-    `of_what` ends the sentence about how many are right."""
+    """Return the matrix of true (rows) and predicted classes; `of_what` ends its sentence."""
     names = [clipped(name, MOST_TEXT) for name in classes]
     rows = [
         {"true": true, "predicted": name, "records": n, "share": n / max(1, sum(counts))}

@@ -1,21 +1,20 @@
-"""head: trains classifiers and regressions on features of finished runs, imports and applies them.
-
-A head is a folder. Features and results of runs are only read.
-"""
+"""head: trains classifiers and regressions on features of runs, imports and applies them."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import ValidationError
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.tables import add_options
-from featuremill.steps.heads import Head
+from featuremill.steps.heads.section import Head
 
-if TYPE_CHECKING:
-    from featuremill.steps.heads.threshold import Wanted
+OF_SECTION = ("column", "id_column", "group", "task", "mask", "kind")
+"""Keys of a head in a config that are options of `head train`."""
 
 VECTORS = {
     "--vectors COLUMN": "which vectors, where a run has several (such as mean_layer_33); once for "
@@ -95,19 +94,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
             name, _, metavar = words.partition(" ")
             more: dict[str, Any] = {"metavar": metavar} if metavar else {}
             parsers[-1].add_argument(name, help=text, **more, **SETTINGS.get(name, {}))
-    add_options(parsers[0], Head, "column", "id_column", "group", "task", "mask", "kind")
+    add_options(parsers[0], Head, *OF_SECTION)
     return parsers
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.act == "train":
-        from featuremill.steps.heads.examples import Chosen
+        from featuremill.steps.heads.examples import Training
         from featuremill.steps.heads.train import train
 
-        options = vars(arguments) | {"threshold": _threshold(arguments)}
-        _refuse_of_classes(arguments)
-        fields = {name: options[name] for name in Chosen._fields if options[name] is not None}
-        train(Chosen(**fields))
+        head = _head(arguments)
+        options = {name: getattr(arguments, name) for name in Training._fields[1:]}
+        train(Training(head, **options))
     elif arguments.act == "import":
         from featuremill.steps.heads import importing
 
@@ -134,41 +132,21 @@ def run(arguments: argparse.Namespace) -> None:
         )
 
 
-def _threshold(arguments: argparse.Namespace) -> Wanted | None:
-    from featuremill.steps.heads.threshold import Wanted
-
-    name, precision, recall = arguments.threshold, arguments.precision, arguments.recall
-    if name is None:
-        if precision is not None or recall is not None:
-            raise UserError("--threshold: name the class that the precision or recall is of.")
-        return None
-    if (precision is None) == (recall is None):
-        raise UserError("--threshold: give --precision or --recall, one of the two, as in 0.95.")
-    wanted = Wanted(name, "precision", precision)
-    if recall is not None:
-        wanted = Wanted(name, "recall", recall)
-    if not 0 < wanted.level <= 1:
-        raise UserError(
-            f"--{wanted.of}: this is a share above 0, at most 1, and {wanted.level:g} is none; "
-            "give one such as 0.95."
-        )
-    return wanted
-
-
-def _refuse_of_classes(arguments: argparse.Namespace) -> None:
-    """Raise UserError where options of classes are given for another task."""
-    if arguments.mask and arguments.task != "per_residue":
-        raise UserError("--mask: this is of residues, so give --task per_residue, too.")
-    if not arguments.column and arguments.task != "per_residue":
-        raise UserError("--column: name the column of the labels.")
-    if arguments.task in (None, "classification"):
-        return
-    for option, is_given in (
-        ("--kind", arguments.kind == "mlp"),
-        ("--threshold", bool(arguments.threshold)),
-    ):
-        if is_given:
-            raise UserError(f"{option}: this is of classes, and not of --task {arguments.task}.")
+def _head(arguments: argparse.Namespace) -> Head:
+    """Return the section of a config that these options are."""
+    levels = {"precision": arguments.precision, "recall": arguments.recall}
+    threshold = {"class": arguments.threshold, **levels}
+    section = {
+        "labels": arguments.labels and str(arguments.labels),
+        "vectors": arguments.vectors,
+        "threshold": {key: value for key, value in threshold.items() if value is not None},
+        **{key: getattr(arguments, key) for key in OF_SECTION},
+    }
+    try:
+        return Head.model_validate(section)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"head train: {problem}.") from None
 
 
 def _widths(dims: str) -> list[int]:

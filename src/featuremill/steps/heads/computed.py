@@ -1,19 +1,29 @@
-"""Features of the records of a file, computed here by the recipes of a head.
+"""Features of files, in place of a run's: of their records, computed here by the recipes of a head,
+or in the files that VirNucPro wrote. Payloads and ids are in memory, vectors in temporary files.
 
-They are what a run of that file has: the same records, refused and failed for the same reasons, and
-the same vectors. Payloads and ids are in memory, vectors in temporary files.
+Computed features are those that a run of the file has: the same records, refused and failed for the
+same reasons, and the same vectors. VirNucPro's files do not record how they were made; they have
+three layouts, distinguished by their keys:
+
+    *_DNABERT_S.pt  {'nucleotide': [id], 'data': [{'label': id, 'mean_representation': [float]}]}
+    *_ESM.pt        {'proteins': [id], 'data': [tensor (2560,)]}
+    *_merged.pt     {'ids': [id], 'data': tensor (N, 3328)}, the DNA's numbers before the protein's
+
+Code in pickles is not run (torch's `weights_only`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +35,12 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE
 from featuremill.kit.reasons import kind_of
 from featuremill.kit.runs import Results, Settings
-from featuremill.kit.text import Progress, counted, records
+from featuremill.kit.text import Progress, clipped, counted, listed, records
 from featuremill.kit.workloads import Record
-from featuremill.steps.heads.card import Part
+from featuremill.steps.heads.card import Part, refuse_without
 from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
+__all__ = ["LAYOUTS", "Layout"]
 ROWS_AT_ONCE = 4096
 CONFLICT = kind_of("the id stands for two different sequences")
 """The core's reason; a test compares with that of a run."""
@@ -49,8 +60,7 @@ class NewRecords:
     """The records of a file, accounted for as a run does, and their values by a recipe."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
-        """Read the file. An id that stands for two payloads is refused, and a record that is there
-        twice counts once."""
+        """Read the file; refuse an id of two payloads, and count a record that is twice once."""
         self._recipe = recipe
         self.good: list[Record] = []
         """Each record once, in the order of the file."""
@@ -88,8 +98,7 @@ class NewRecords:
         self._failures[position] = failure
 
     def batches(self, start: int, end: int) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
-        """Yield the values of good records, and the indices of each row counted from `start`. What
-        cannot be computed becomes a failure."""
+        """Yield the values of good records, and the indices of each row counted from `start`."""
 
         def refuse(index: int, reason: str) -> None:
             record = self.good[start + index]
@@ -152,26 +161,21 @@ class Vectors:
 
 
 def open_computed(
-    folder: Path, parts: Mapping[Path, Sequence[Part]], choices: Choices
-) -> dict[Path, list[Vectors]]:
-    """Return the features of each file: those of each of its `parts` of the head in `folder`.
+    folder: Path, path: Path, parts: Sequence[Part], choices: Choices
+) -> list[Vectors]:
+    """Return the features of a file: those of each of the `parts` of the head in `folder`.
 
     Raises:
-        UserError: a recipe is unknown or cannot be repeated here, or no record of a file can be
-            computed.
+        UserError: a recipe is unknown or cannot be repeated here, or no record can be computed.
     """
-    opened: dict[Path, list[Vectors]] = {}
-    for path, its_parts in parts.items():
-        by_recipe: dict[str, list[Part]] = {}
-        for part in its_parts:
-            by_recipe.setdefault(str(part.recipe), []).append(part)
-        by_column: dict[tuple[str, str | None], Vectors] = {}
-        for name, some in by_recipe.items():
-            recipe = Recipe(origin_of(folder, some[0], path), choices.device, choices.weights, log)
-            for vectors in _computed(path, recipe, some):
-                by_column[name, vectors.column] = vectors
-        opened[path] = [by_column[str(part.recipe), part.column] for part in its_parts]
-    return opened
+    by_recipe: dict[str, list[Part]] = {}
+    for part in parts:
+        by_recipe.setdefault(str(part.recipe), []).append(part)
+    by_column: dict[tuple[str, str | None], Vectors] = {}
+    for name, some in by_recipe.items():
+        recipe = Recipe(origin_of(folder, some[0], path), choices.device, choices.weights, log)
+        by_column |= {(name, own.column): own for own in _computed(path, recipe, some)}
+    return [by_column[str(part.recipe), part.column] for part in parts]
 
 
 def origin_of(folder: Path, part: Part, path: Path) -> Origin:
@@ -233,3 +237,106 @@ def _scratch(num_rows: int, width: int, dtype: np.dtype[np.generic]) -> Matrix:
     with tempfile.TemporaryFile() as file:
         file.truncate(num_rows * width * dtype.itemsize)
         return np.memmap(file, dtype, "r+", 0, (num_rows, width))
+
+
+class Layout(NamedTuple):
+    """A layout of files."""
+
+    ids: str
+    """The key of the ids in a file."""
+    name: str
+    """The column of the features, and a part of the names of the files."""
+    vectors: Callable[[Any, Sequence[str]], Matrix]
+    """Returns the vectors of the value under `data`."""
+
+
+def _of_tensors(data: Any, _ids: Sequence[str]) -> Matrix:
+    import torch
+
+    rows = data if isinstance(data, torch.Tensor) else torch.stack(list(data))
+    return rows.float().numpy()
+
+
+def _of_means(data: Any, ids: Sequence[str]) -> Matrix:
+    for number, (entry, id) in enumerate(zip(data, ids, strict=True), 1):
+        if entry["label"] != id:
+            raise ValueError(f"record {number} is {id!r} and {entry['label']!r}")
+    return np.array([entry["mean_representation"] for entry in data], np.float32)
+
+
+LAYOUTS = (
+    Layout("nucleotide", "DNABERT_S", _of_means),
+    Layout("proteins", "ESM", _of_tensors),
+    Layout("ids", "merged", _of_tensors),
+)
+
+
+def _read(path: Path) -> tuple[Layout, list[str], Matrix]:
+    """Return the layout, the ids and the vectors of the file `path`.
+
+    Raises:
+        UserError: it has none of the layouts.
+    """
+    import torch
+
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        layout = next((layout for layout in LAYOUTS if layout.ids in content), None)
+        if layout is None:
+            raise ValueError(f"it holds {listed([*map(str, content)] or ['nothing'])}")
+        ids = [str(id) for id in content[layout.ids]]
+        if len(ids) != len(content["data"]):
+            raise ValueError(f"{len(ids)} ids and {len(content['data'])} vectors")
+        vectors = layout.vectors(content["data"], ids)
+        if vectors.ndim != 2:
+            raise ValueError("no record")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; name one that VirNucPro wrote.") from None
+    except (ValueError, KeyError, TypeError, RuntimeError, EOFError, UnpicklingError) as error:
+        problem = clipped(" ".join(str(error).split()).split(". ")[0]).rstrip(".")
+        raise UserError(
+            f"{path}: it is not what VirNucPro keeps features in, with one vector an id "
+            f"({type(error).__name__}: {problem}); name its *_DNABERT_S.pt, *_ESM.pt or "
+            "*_merged.pt, or a run's folder."
+        ) from None
+    return layout, ids, vectors
+
+
+def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
+    """Return the features of each of the `paths`; files of one layout have the same features, read
+    one after the other. Memory holds the ids, a temporary file the vectors: torch takes seconds to
+    read some of these files.
+
+    Raises:
+        UserError: torch is not installed, a file has none of the layouts, or an id occurs twice in
+            one layout.
+    """
+    if paths:
+        refuse_without("safetensors", "torch")
+    by_layout: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
+    widths: dict[Layout, int] = {}
+    progress = Progress(log, "reading VirNucPro's features")
+    num_read = 0
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            layout, its_ids, vectors = _read(path)
+            if layout not in by_layout:
+                by_layout[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
+            scratch, its_paths, ids = by_layout[layout]
+            if (width := vectors.shape[1]) != widths.setdefault(layout, width):
+                raise UserError(
+                    f"{path}: its vectors have {width:,} numbers, and those of {its_paths[0]} "
+                    f"have {widths[layout]:,}; name files of one run."
+                )
+            scratch.write(np.ascontiguousarray(vectors).data)
+            its_paths.append(path)
+            ids += its_ids
+            num_read += len(its_ids)
+            progress.at(num_read)
+        opened: dict[Path, Vectors] = {}
+        for layout, (scratch, its_paths, ids) in by_layout.items():
+            vectors = np.memmap(scratch, np.float32, "r", 0, (len(ids), widths[layout]))
+            more = f" and {len(its_paths) - 1:,} more" if its_paths[1:] else ""
+            features = Vectors(f"{its_paths[0]}{more}", layout.name, ids, vectors)
+            opened |= dict.fromkeys(its_paths, features)
+        return opened

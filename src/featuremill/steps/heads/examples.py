@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,37 +20,25 @@ from featuremill.steps.heads import card, labels
 from featuremill.steps.heads.card import CONTIG, Task
 from featuremill.steps.heads.figures import FOLDS
 from featuremill.steps.heads.fitting import Rows, torn
-from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, spread
-from featuremill.steps.heads.threshold import Wanted
+from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, part_of, spread
+from featuremill.steps.heads.section import Head
 
 FEWEST_GROUPS = 3
-"""Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
-learn."""
+"""Groups that a class needs: to measure, to choose the setting, to learn."""
 log = logging.getLogger("featuremill.head")
 
 
-class Chosen(NamedTuple):
+class Training(NamedTuple):
     """The arguments of `head train`."""
 
+    head: Head
+    """The section of a config, or the options that are its keys."""
     runs: Sequence[Path]
-    vectors: Sequence[str]
     output: Path
-    labels: Path | None = None
-    """The table; without one, `column` is a column of the sheet of samples."""
-    column: str = ""
-    group: str | None = None
     fragments: Path | None = None
     """The folder of a translation, if the labels are of its contigs."""
-    kind: Literal["logistic", "mlp"] = "logistic"
     seed: int = 0
     threads: int = 1
-    id_column: str = ""
-    """The table's column of ids, if not found by its name."""
-    threshold: Wanted | None = None
-    task: Task | None = None
-    """None: classification, unless labels look like something else."""
-    mask: str = ""
-    """Letters that stand for residues without a label."""
 
 
 class Examples(NamedTuple):
@@ -102,41 +90,40 @@ class Gathered(NamedTuple):
     """Those of a card."""
 
 
-def gather(chosen: Chosen) -> Gathered:
+def gather(training: Training) -> Gathered:
     """Return the labelled records that have all features.
 
     Raises:
         UserError: runs or labels cannot be used.
     """
-    columns = spread(chosen.vectors, len(chosen.runs))
+    head, runs = training.head, training.runs
+    columns = spread(head.vectors, len(runs))
     parts = [
         features.open(run, column, choosing=CHOOSING)
-        for run, column in zip(chosen.runs, columns, strict=True)
+        for run, column in zip(runs, columns, strict=True)
     ]
-    of_id, num_empty, used = _labelled(chosen, parts, log)
+    of_id, num_empty, used = labelled(training, parts, log)
     joined, missing = Joined(parts, of_id), list[Lacking]()
     ids, blocks = list[str](), list[Matrix]()
     for some, vectors in joined.blocks(missing.append):
         ids += some
         blocks.append(vectors)
     if not ids:
-        raise _without_features(of_id, used, parts)
+        raise without_features(of_id, used, parts)
     known = {*ids, *(lacking.id for lacking in missing)}
     missing += [
-        joined.lacking_in_first(id, f"it has no such record (labelled in {used.file}:{label.line})")
+        joined.lacking(id, 0, f"it has no such record (labelled in {used.file}:{label.line})")
         for id, label in of_id.items()
         if id not in known
     ]
     missing.sort(key=lambda lacking: (of_id[lacking.id].line, lacking.id))
-    wanted = set(ids)
-    sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in wanted}
-    examples = Examples.of(ids, sha256_of_id, of_id)
+    examples = Examples.of(ids, sha256s_of(parts[0], {*ids}), of_id)
     row_of, start = {id: row for row, id in enumerate(examples.ids)}, 0
     x_NF = np.empty((len(ids), joined.width), blocks[0].dtype)
     for block in blocks:
         x_NF[[row_of[id] for id in ids[start : start + len(block)]]] = block
         start += len(block)
-    rows, classes = examples.rows(x_NF, chosen.task)
+    rows, classes = examples.rows(x_NF, head.task)
     counts = {
         "records": len(ids),
         "groups": len(np.unique(examples.groups_R)),
@@ -144,60 +131,79 @@ def gather(chosen: Chosen) -> Gathered:
         "unlabelled": joined.num_unwanted,
         "rows_without_label": num_empty,
     }
-    used_parts, number_N = [*map(card.Part.of, parts)], np.arange(len(ids))
+    used_parts, number_N = [*map(part_of, parts)], np.arange(len(ids))
     id_columns = joined.id_columns
     return Gathered(
         examples, rows, number_N, classes, used, used_parts, id_columns, missing, counts
     )
 
 
-def refuse_ahead(chosen: Chosen, parts: Sequence[Listed]) -> None:
-    """Refuse labels of which no head can be made, as far as the records show: before they have
-    features.
+def sha256s_of(features: Listed, ids: Container[str]) -> dict[str, str]:
+    """Return the sha256 of the payload of those of `ids` that are there."""
+    return {id: sha256 for id, sha256 in features.digests() if id in ids}
+
+
+def refuse_ahead(training: Training, parts: Sequence[Listed]) -> list[str]:
+    """Return the classes that a head will have, before records have features.
 
     Raises:
-        UserError: as `train` does.
+        UserError: as `train` does, as no head can be made of the labels.
     """
-    of_id, _, used = _labelled(chosen, parts, None)
-    sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in of_id}
+    of_id, _, used = labelled(training, parts, None)
+    sha256_of_id = sha256s_of(parts[0], of_id)
     for part in parts[1:]:
         there = part.rows_of(sha256_of_id)
         sha256_of_id = {id: sha256 for id, sha256 in sha256_of_id.items() if id in there}
     if not sha256_of_id:
-        raise _without_features(of_id, used, parts)
+        raise without_features(of_id, used, parts)
+    if training.head.task == "per_residue":
+        rows_of_ids = parts[0].rows_of(sha256_of_id)
+        lengths = parts[0].records_of(np.array([*rows_of_ids.values()], np.int64))
+        for id, row in rows_of_ids.items():
+            if len(of_id[id].name) > (longest := lengths[row].length):  # fewer may be cut
+                labels.refuse_length(id, of_id[id], longest, parts[0].name, used.file)
+        return numbered(of_id, [*sha256_of_id], training.head, used)[0]
     examples = Examples.of(sha256_of_id, sha256_of_id, of_id)
-    rows, classes = examples.rows(np.empty((len(examples.ids), 0)), chosen.task)
-    refuse_unfit(rows, np.arange(len(examples.ids)), classes, used)
+    rows, classes = examples.rows(np.empty((len(examples.ids), 0)), training.head.task)
+    refuse_unfit(rows, np.arange(len(examples.ids)), classes, used, training.head)
+    return classes
 
 
-def _without_features(
+def without_features(
     of_id: Mapping[str, Label], used: card.TableUsed, parts: Sequence[Listed]
 ) -> UserError:
-    runs = listed(part.name for part in parts)
-    return labels.without_features(of_id, used.file, runs, parts[0].ids_of(np.arange(1)))
-
-
-def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | None) -> labels.Labels:
-    """Return the labels by the ids of records; `log` warns of those that are of none."""
-    table, id_columns = chosen.labels, parts[0].id_columns
-    of_id, num_empty, used = labels.read(
-        parts[0], table, chosen.column, chosen.group, chosen.id_column, log
+    """Return the error for labels of which none is of a record with features."""
+    first = parts[0].ids_of(np.arange(1))
+    theirs = f", the run's first is {clipped(first[0])!r}" if first else ""
+    return UserError(
+        f"{used.file}: none of its {len(of_id):,} ids has features in "
+        f"{listed(part.name for part in parts)}: its first is {clipped(next(iter(of_id)))!r}"
+        f"{theirs}; write the ids as the run has them."
     )
-    if chosen.task == "regression":
-        labels.refuse_no_numbers(of_id, used.file, chosen.column)
-    elif chosen.task is None:
-        names = {label.name for label in of_id.values()}
-        labels.refuse_many_numbers(names, used.file, chosen.column)
-    if chosen.fragments and table:  # labels of samples are those of fragments, too
-        of_id, num_without = labels.of_fragments(of_id, table, chosen.fragments, id_columns, log)
+
+
+def labelled(
+    training: Training, parts: Sequence[Listed], log: logging.Logger | None
+) -> labels.Labels:
+    """Return the labels by the ids of records; `log` warns of those that are of none.
+
+    Raises:
+        UserError: there are no such labels, or few are of any record.
+    """
+    head, id_columns = training.head, parts[0].id_columns
+    of_residues = head.task == "per_residue"
+    of_id, num_empty, used = labels.read(parts[0], head, None if of_residues else log)
+    table = Path(head.labels) if head.labels else None
+    if training.fragments and table:  # labels of samples are those of fragments, too
+        of_id, num_without = labels.of_fragments(of_id, table, training.fragments, id_columns, log)
         if not of_id:
             raise UserError(
-                f"{table}: none of its ids is a contig with fragments in {chosen.fragments}; write "
-                "the ids as the contigs have them."
+                f"{table}: none of its ids is a contig with fragments in {training.fragments}; "
+                "write the ids as the contigs have them."
             )
         if num_without and log:
             says = counted(num_without, "labelled contig has", "labelled contigs have")
-            log.warning("%s no fragment in %s.", says, chosen.fragments)
+            log.warning("%s no fragment in %s.", says, training.fragments)
         used = used.model_copy(update={"group": used.group or CONTIG})
     elif table:
         called = f"record of {listed(part.name for part in parts)}"
@@ -205,17 +211,38 @@ def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | Non
     return labels.Labels(of_id, num_empty, used)
 
 
+def numbered(
+    of_id: Mapping[str, Label], ids: Sequence[str], head: Head, used: card.TableUsed
+) -> tuple[list[str], list[labels.Numbers]]:
+    """Return the letters of residues that are classes, and the numbers of the classes of the
+    residues of each record.
+
+    Raises:
+        UserError: classes or groups are too few.
+    """
+    classes = labels.letters_of(of_id, ids, head.mask or "", used.file)
+    numbers_R = [labels.numbers_of(of_id[id].name, classes) for id in ids]
+    groups_R = np.array([of_id[id].group for id in ids])
+    present = [np.unique(numbers[numbers != labels.UNLABELLED]) for numbers in numbers_R]
+    record_N = np.repeat(np.arange(len(present)), [*map(len, present)])
+    y_N = np.concatenate(present).astype(np.int64)  # a row for each class of a record
+    rows = Rows(np.empty((len(y_N), 0)), y_N, groups_R[record_N], np.arange(len(y_N)), len(classes))
+    refuse_unfit(rows, record_N, classes, used, head)
+    return classes, numbers_R
+
+
 def refuse_unfit(
     rows: Rows,
     record_N: npt.NDArray[Any],
     classes: Sequence[str],
     used: card.TableUsed,
-    remedy: str = "leave it out",
+    head: Head,
 ) -> None:
-    """Raise UserError if classes and groups are too few to learn or to measure. `remedy` is for a
-    class of which there is too little."""
+    """Raise UserError if classes and groups are too few to learn or to measure, or none of the
+    classes is that of the threshold."""
     where = f"{used.file}: {used.column!r}" if used.column else f"{used.file}: the label"
     group, y_N, groups_N = used.group, rows.y_N, rows.groups_N
+    remedy = "name the letter in the mask" if head.task == "per_residue" else "leave it out"
     if len(np.unique(y_N)) < 2:
         only, needs = f"{y_N[0]:g}", "there is nothing to learn from one number"
         if classes:
@@ -251,4 +278,9 @@ def refuse_unfit(
             if classes
             else f"{where}: so many records have equal sequences that a fold would leave none to "
             "learn from; label other sequences."
+        )
+    if head.wanted and head.wanted.class_name not in classes:
+        raise UserError(
+            f"{where}: no record with features has the label {clipped(head.wanted.class_name)!r}, "
+            f"which the threshold is for; name one of {listed(classes)}."
         )

@@ -158,8 +158,7 @@ def _ratio(above_C: npt.NDArray[Any], below_C: npt.NDArray[Any]) -> Values:
 
 
 def of_guesses(sizes_C: npt.NDArray[Any]) -> dict[str, float]:
-    """Return the figures of guessing without features, of classes of these sizes: the most frequent
-    class for all items, and the frequencies of the classes as scores."""
+    """Return the figures of guesses: always the most frequent class, and the shares as scores."""
     rates_C = sizes_C / sizes_C.sum()
     most, num_classes = float(rates_C.max()), len(sizes_C)
     return {
@@ -212,8 +211,7 @@ def auc(
 
 
 def mean_auc(scores_NC: Values, y_N: Labels, folds_N: Labels) -> Callable[[Values], float]:
-    """Return a function of weights: the mean over classes of the AUC of a class's score within
-    folds; for two classes, the AUC."""
+    """Return a function of weights: the mean over classes of the AUC within folds."""
     # With two classes, both scores have the same AUC.
     classes = range(1 if scores_NC.shape[1] == 2 else 0, scores_NC.shape[1])
     aucs = [auc(scores_NC[:, number], y_N == number, folds_N) for number in classes]

@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from featuremill.steps.heads.card import Calibration
 from featuremill.steps.heads.figures import FOLDS, Values, folds_of
 from featuremill.steps.heads.network import (
     ROWS_AT_ONCE,
-    Calibration,
     Matrix,
     calibration_of,
     logits,
@@ -219,15 +219,8 @@ class Fitted(NamedTuple):
     """The outputs for the rows, each by an inner fold that did not see it."""
 
 
-def outputs(head: Tensors, rows: Rows) -> Values:
-    """Return the scores (N, C) of rows; of a regression, their values (N, 1)."""
-    values = logits(head, rows.x_NF)
-    return softmax(values) if rows.num_classes else values
-
-
 def _calibrated(logits_NC: Values, rows: Rows) -> tuple[Calibration | None, Values, float]:
-    """Return the calibration for these rows, the calibrated outputs, and their loss: the mean of
-    -log of the true class's score, or of squared errors."""
+    """Return the calibration, the calibrated outputs, and their log-loss or squared error."""
     if not rows.num_classes:
         return None, logits_NC, float(np.square(logits_NC[:, 0] - rows.y_N).mean())
     fitted = calibration_of(logits_NC, rows.y_N)
@@ -239,37 +232,29 @@ def _calibrated(logits_NC: Values, rows: Rows) -> tuple[Calibration | None, Valu
 def chosen_and_fitted(learner: Learner, rows: Rows) -> Fitted:
     """Return the head fitted with the setting that folds of whole groups choose: the one with the
     least loss of calibrated outputs for rows of unseen groups and payloads. The calibration comes
-    from the same logits."""
+    from the same logits. A fold ends where several settings in a row are no better."""
     folds_N, by_fold = rows.folds(1), []
     for fold in np.unique(folds_N).tolist():  # of few groups some folds are empty
         is_held_out_N = folds_N == fold
-        by_fold.append((is_held_out_N, _tried(learner, rows, is_held_out_N)))
+        held_out, learnt = rows.where(is_held_out_N), rows.where(rows.apart_from(is_held_out_N))
+        tried, losses = list[Values](), list[float]()
+        for head in learner.heads(learnt, learner.settings):
+            tried.append(logits(head, held_out.x_NF))
+            losses.append(_calibrated(tried[-1], held_out)[2])
+            if len(losses) - 1 - int(np.argmin(losses)) >= learner.patience:
+                break
+        by_fold.append((is_held_out_N, tried))
     every = []
-    for of_setting in zip(*(tried for _, tried in by_fold), strict=False):  # as many as all tried
+    of_all = zip(*(tried for _, tried in by_fold), strict=False)  # as many as all tried
+    for setting, of_setting in zip(learner.settings, of_all, strict=False):
         logits_NC = np.empty((len(rows.y_N), max(1, rows.num_classes)))
-        for (is_held_out_N, _), (_, of_fold_NC) in zip(by_fold, of_setting, strict=True):
+        for (is_held_out_N, _), of_fold_NC in zip(by_fold, of_setting, strict=True):
             logits_NC[is_held_out_N] = of_fold_NC
-        every.append((*_calibrated(logits_NC, rows), of_setting[0][0]))
+        every.append((*_calibrated(logits_NC, rows), setting))
     calibration, outputs_NC, _, setting = min(every, key=lambda tried: tried[2])
     (head,) = learner.heads(rows, [setting])
     head = calibration.built_in(head) if calibration else head
     return Fitted(head, setting, calibration, outputs_NC)
-
-
-def _tried(learner: Learner, rows: Rows, is_held_out_N: Flags) -> list[tuple[float, Values]]:
-    """Return each setting and the logits of the held-out rows, until several settings in a row are
-    no better."""
-    tried, losses = list[tuple[float, Values]](), list[float]()
-    held_out = rows.where(is_held_out_N)
-    learnt = rows.where(rows.apart_from(is_held_out_N))
-    for setting, head in zip(
-        learner.settings, learner.heads(learnt, learner.settings), strict=False
-    ):
-        tried.append((setting, logits(head, held_out.x_NF)))
-        losses.append(_calibrated(tried[-1][1], held_out)[2])
-        if len(losses) - 1 - int(np.argmin(losses)) >= learner.patience:
-            break
-    return tried
 
 
 class Fold(NamedTuple):
@@ -282,8 +267,7 @@ class Fold(NamedTuple):
 
 
 def fitted_folds(learner: Learner, rows: Rows) -> Iterator[Fold]:
-    """Yield each fold, with a head that saw no row of the fold's groups and none with a payload of
-    them."""
+    """Yield each fold, with a head that saw no row of its groups and no copy of its rows."""
     folds_N = rows.folds(0)
     for fold in range(FOLDS):
         held_out_N = folds_N == fold
@@ -294,11 +278,11 @@ def fitted_folds(learner: Learner, rows: Rows) -> Iterator[Fold]:
 
 
 def out_of_fold(rows: Rows, folds: Iterable[Fold]) -> Values:
-    """Return the outputs for each row, by the head of its fold."""
+    """Return scores (N, C) or, of a regression, values (N, 1): each by the head of its fold."""
     outputs_NC = np.empty((len(rows.y_N), max(1, rows.num_classes)))
     for fold in folds:
-        outputs_NC[fold.held_out_N] = outputs(fold.fitted.head, rows.where(fold.held_out_N))
-    return outputs_NC
+        outputs_NC[fold.held_out_N] = logits(fold.fitted.head, rows.x_NF[fold.held_out_N])
+    return softmax(outputs_NC) if rows.num_classes else outputs_NC
 
 
 def torn(rows: Rows) -> list[int]:

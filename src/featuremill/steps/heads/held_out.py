@@ -47,8 +47,7 @@ def write(
     columns: Mapping[str, Any],
     id_columns: IdColumns,
 ) -> str:
-    """Write the labelled records, in the order of their `sha256s`, to `path`, with further columns;
-    return the file's sha256."""
+    """Write the labelled records, in the order of their sha256; return the file's sha256."""
     cells = zip(*map(id_columns.cells, ids), strict=True)
     of_ids = dict(zip(id_columns.names, map(list, cells), strict=True))
     table = pa.table({**of_ids, "sha256": sha256s, **columns})
@@ -100,8 +99,7 @@ class Seen:
                 self._row_of[id] = by_pair.get((id, sha256), by_sha256[sha256])
 
     def held_out(self, ids: Sequence[str], scores_NC: Scores) -> tuple[Scores, list[str]]:
-        """Return the scores of `ids`, with the held-out ones for records of the training, and for
-        each id YES, NO or UNKNOWN."""
+        """Return scores, held-out ones where there are, and for each id YES, NO or UNKNOWN."""
         if not self._held_out:
             return scores_NC, [UNKNOWN] * len(ids)
         rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)

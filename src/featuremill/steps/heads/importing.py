@@ -24,7 +24,6 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering_folder
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, listed
-from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -52,7 +51,7 @@ def import_head(chosen: Chosen) -> None:
     Raises:
         UserError: the file is missing, not trusted, or of another shape.
     """
-    refuse_without_packages(card.NeedsTorch)
+    card.refuse_without("safetensors", "torch")
     card.refuse_other_folder(chosen.output)
     if len(set(chosen.classes)) != len(chosen.classes) or len(chosen.classes) < 2:
         raise UserError(

@@ -17,14 +17,25 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.text import Progress, clipped, counted, listed
 from featuremill.kit.tsv import TsvWriter
+from featuremill.steps.heads.card import Part
 from featuremill.steps.heads.computed import Vectors
 
 __all__ = ["CHOOSING"]
-NOT_THERE = "it has no such record"
 CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")
 Source = Features | Vectors
 """One vector a record, by id."""
+
+
+def part_of(source: Source) -> Part:
+    """Return the entry of a card for these features."""
+    return Part(
+        width=source.width,
+        column=source.column,
+        recipe=source.recipe,
+        settings=source.settings,
+        run=source.name,
+    )
 
 
 def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
@@ -51,7 +62,11 @@ class Lacking(NamedTuple):
     reason: str
 
 
-def lacking_writer(file: TextIO, id_columns: IdColumns) -> Callable[[Lacking], object]:
+Report = Callable[[Lacking], object]
+"""Gets each record that lacks a vector."""
+
+
+def lacking_writer(file: TextIO, id_columns: IdColumns) -> Report:
     """Write the header of a table of records that lack features; return the writer of a row."""
     table = TsvWriter(file, [*id_columns.names, *Lacking._fields[1:]])
     return lambda lacking: table.row([*id_columns.cells(lacking.id), *lacking[1:]])
@@ -87,7 +102,7 @@ class Joined:
         self.num_unwanted = 0
         """Records of the first run that are not wanted, after all blocks are read."""
 
-    def blocks(self, report: Callable[[Lacking], object]) -> Iterator[tuple[list[str], Matrix]]:
+    def blocks(self, report: Report) -> Iterator[tuple[list[str], Matrix]]:
         """Yield ids and vectors (rows, sum of widths); call `report` with each record that another
         run lacks.
 
@@ -108,20 +123,27 @@ class Joined:
                 of_other = other.rows_of(ids)
                 rows.append(of_other)
                 for row in np.flatnonzero(of_other == NOWHERE):
-                    report(self._lacking(ids[row], number))
+                    report(self.lacking(ids[row], number))
                 is_in_all &= of_other != NOWHERE
             ids = [id for id, is_whole in zip(ids, is_in_all, strict=True) if is_whole]
             lots = [vectors[is_in_all]]
             others = zip(self._parts[1:], rows, strict=True)
             lots += [part.take(of_other[is_in_all]) for part, of_other in others]
             for part, lot in zip(self._parts, lots, strict=True):
-                _refuse_not_finite(part, ids, lot)
+                if not np.isfinite(lot).all():
+                    strange = int(np.flatnonzero(~np.isfinite(lot).all(1))[0])
+                    raise UserError(
+                        f"{part.name}: the vector of record {clipped(ids[strange])!r} in {part.column} "
+                        "has a number that is not finite, of which no score can be made; leave "
+                        "that record out, or have its features computed anew."
+                    )
             if ids:
                 yield ids, lots[0] if len(lots) == 1 else np.concatenate(lots, axis=1)
             progress.at(num_read, first.num_rows)
 
-    def not_in_first(self) -> Iterator[Lacking]:
-        """Yield the records of other runs that the first lacks, after all blocks are read."""
+    def others(self) -> Iterator[Lacking]:
+        """Yield all other records that a run lacks, each once, after all blocks are read: those
+        that the first lacks, then those that failed or were refused."""
         for number, other in enumerate(self._others, 1):
             rows = np.flatnonzero(~other.is_met)
             for start in range(0, len(rows), 2**17):
@@ -130,32 +152,15 @@ class Joined:
                 for earlier in self._others[: number - 1]:  # these have reported it already
                     known |= earlier.rows_of(ids) != NOWHERE
                 for row in np.flatnonzero(~known):
-                    yield self._lacking(ids[row], 0)
-
-    def failed(self) -> Iterator[Lacking]:
-        """Yield the failed and refused records of all runs that were not reported yet, each
-        once."""
+                    yield self.lacking(ids[row], 0)
         for number, failures in enumerate(self._failures):
             for id, reasons in failures.items():
                 for reason in reasons:
                     yield Lacking(id, self._parts[number].name, reason)
-                for others in self._failures[number + 1 :]:
-                    others.pop(id, None)
+                for later in self._failures[number + 1 :]:
+                    later.pop(id, None)
 
-    def lacking_in_first(self, id: str, otherwise: str) -> Lacking:
-        """Return the report about an id that the first run lacks."""
-        return self._lacking(id, 0, otherwise)
-
-    def _lacking(self, id: str, number: int, otherwise: str = NOT_THERE) -> Lacking:
+    def lacking(self, id: str, number: int, otherwise: str = "it has no such record") -> Lacking:
+        """Return the report about an id that the run with this number lacks."""
         reason, *_ = self._failures[number].pop(id, [otherwise])
         return Lacking(id, self._parts[number].name, reason)
-
-
-def _refuse_not_finite(part: Source, ids: Sequence[str], vectors: Matrix) -> None:
-    if not np.isfinite(vectors).all():
-        row = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
-        raise UserError(
-            f"{part.name}: the vector of record {clipped(ids[row])!r} in {part.column} has a "
-            "number that is not finite, of which no score can be made; leave that record out, or "
-            "have its features computed anew."
-        )

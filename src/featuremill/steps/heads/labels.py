@@ -1,10 +1,9 @@
-"""The labels of what has features: of records, of their residues, of contigs and so of their
-fragments, of samples."""
+"""The labels of records, of their residues, of contigs and their fragments, of samples."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import inputs
-from featuremill.features import Listed, Planned
+from featuremill.features import Listed
 from featuremill.inputs import labels, source
 from featuremill.inputs.labels import Label
 from featuremill.inputs.samples import SAMPLE
@@ -24,6 +23,7 @@ from featuremill.kit.ids import IdColumns
 from featuremill.kit.processes import command_again
 from featuremill.kit.text import clipped, listed
 from featuremill.steps.heads.card import TableUsed
+from featuremill.steps.heads.section import Head
 from featuremill.steps.translate import folder as translation
 
 UNLABELLED = -1
@@ -45,38 +45,62 @@ class Labels(NamedTuple):
     used: TableUsed
 
 
-def read(
-    features: Listed,
-    table: Path | None,
-    column: str,
-    group: str | None,
-    id_column: str = "",
-    log: logging.Logger | None = log,
-) -> Labels:
-    """Return the labels in `table` or, without one, those of the samples of these features, which
-    their sheet has in `column`. The table has ids in `id_column`, or in a column of such a name;
-    they are not yet matched. Of samples, `group` may be a column of the sheet, too, and is the
-    sample if there is none. `log` warns of doubtful labels.
+def read(features: Listed, head: Head, log: logging.Logger | None = log) -> Labels:
+    """Return the labels of a head: those in its table or, without one, those of the samples of
+    these features, which their sheet has. They are not yet matched. Of samples, the group may be a
+    column of the sheet, too, and is the sample if there is none. `log` warns of doubtful labels.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
     """
-    if table is None:
-        return _of_sheet(features, _sheet_of(features), column, group)
+    column = head.column or ""
+    if head.labels is None:
+        labelled = _of_sheet(features, _sheet_of(features), column, head.group)
+    else:
+        labelled = _of_table(features, head, Path(head.labels), log)
+    names = {label.name for label in labelled.of_id.values()}
+    if head.task == "regression" and not all(map(_is_number, names)):
+        of_id = labelled.of_id.items()
+        id, label = next(item for item in of_id if not _is_number(item[1].name))
+        where = f"{labelled.used.file}:{label.line}" if label.line else labelled.used.file
+        raise UserError(
+            f"{where}: {clipped(label.name)!r}, the label of {clipped(id)!r} in {column!r}, is no "
+            "number; write one, or leave the cell empty where none is known."
+        )
+    if head.task is None and len(names) > MOST_CLASSES and all(map(_is_number, names)):
+        raise UserError(
+            f"{labelled.used.file}: {column!r} has {len(names):,} different numbers, and a "
+            "classifier takes each for the name of a class; to predict the number, give task: "
+            "regression (--task regression), and if they are names, task: classification."
+        )
+    return labelled
+
+
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        return abs(float(text)) < LARGEST
+    return False
+
+
+def _of_table(features: Listed, head: Head, table: Path, log: logging.Logger | None) -> Labels:
+    column, group, id_columns = head.column or "", head.group, features.id_columns
+    if head.task == "per_residue" and not inputs.is_table(table):
+        used = TableUsed(file=str(table), sha256=sha256_of(table), column="", group=None)
+        return Labels(_letters_in(table, head, id_columns), 0, used)
+    if not column:
+        raise UserError(f"{table}: name the column of its labels with --column.")
     group_of: dict[str, str] = {}
-    id_columns = features.id_columns
     if id_columns.keys and group not in (None, labels.ID, *labels.names_of(table)):
         sheet = _sheet_of(features)
         if group in sheet:
             group_of = dict(zip(sheet[SAMPLE], sheet[group], strict=True))
     by = None if group_of else group
-    of_id, num_empty = labels.read(table, column, by, id_columns, id_column, log=log)
-    if group_of:
-        for id, label in of_id.items():
-            sample = id_columns.owner(id)
-            if not (name := group_of.get(sample, sample)):
-                raise _without_group(sample, group)
-            of_id[id] = label._replace(group=name)
+    of_id, num_empty = labels.read(table, column, by, id_columns, head.id_column or "", log=log)
+    for id, label in of_id.items() if group_of else ():
+        sample = id_columns.owner(id)
+        if not (name := group_of.get(sample, sample)):
+            raise _without_group(sample, group)
+        of_id[id] = label._replace(group=name)
     of_table = group or next(iter(id_columns.keys), None)
     used = TableUsed(file=str(table), sha256=sha256_of(table), column=column, group=of_table)
     return Labels(of_id, num_empty, used)
@@ -185,99 +209,46 @@ def _contigs(translated: Path) -> Iterator[str]:
         yield row["contig"]
 
 
-def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        return abs(float(text)) < LARGEST
-    return False
-
-
-def refuse_no_numbers(of_id: Mapping[str, Label], file: str, column: str) -> None:
-    """Raise UserError where a label is no number, or is infinite or nearly so."""
-    for id, label in of_id.items():
-        if not _is_number(label.name):
-            where = f"{file}:{label.line}" if label.line else file
-            raise UserError(
-                f"{where}: {clipped(label.name)!r}, the label of {clipped(id)!r} in {column!r}, is "
-                "no number; write one, or leave the cell empty where none is known."
-            )
-
-
-def refuse_many_numbers(names: Collection[str], file: str, column: str) -> None:
-    """Raise UserError where labels are so many different numbers that they are hardly classes."""
-    different = {*names}
-    if len(different) > MOST_CLASSES and all(map(_is_number, different)):
-        raise UserError(
-            f"{file}: {column!r} has {len(different):,} different numbers, and a classifier takes "
-            "each for the name of a class; to predict the number, give task: regression (--task "
-            "regression), and if they are names, task: classification."
-        )
-
-
-def read_letters(
-    path: Path,
-    column: str,
-    group: str | None,
-    id_column: str,
-    planned: Planned,
-    log: logging.Logger | None = log,
-) -> Labels:
-    """Return the labels in `path` by the ids of the records of `planned`; what is of none stays
-    under its own name. `log` warns of those.
-
-    Raises:
-        UserError: the file has no such labels.
-    """
-    used = TableUsed(file=str(path), sha256=sha256_of(path), column=column, group=group)
-    if not inputs.is_table(path):
-        for option, name in (("--column", column), ("--group", group)):
-            if name:
-                raise UserError(
-                    f"{path}: this is FASTA, which has no column {name!r} ({option}); give labels "
-                    "in a table for that."
-                )
-        if planned.id_columns.keys:
-            raise UserError(
-                f"{path}: this is FASTA, which does not say whose a record is; give labels in a "
-                "table with a column sample."
-            )
-        of_id, num_empty = _letters_in(path), 0
-    else:
-        if not column:
-            raise UserError(f"{path}: name the column of its labels with --column.")
-        of_id, num_empty = labels.read(path, column, group, planned.id_columns, id_column)
-    named = labels.NamedRecords(f"record of {planned.name}", planned.id_columns, log)
-    return Labels(labels.by_record(of_id, path, [planned], named), num_empty, used)
-
-
-def _letters_in(path: Path) -> dict[str, Label]:
+def _letters_in(path: Path, head: Head, id_columns: IdColumns) -> dict[str, Label]:
     """Return the letters of each record of a FASTA file, by id."""
-    lines_of: dict[str, tuple[int, list[str]]] = {}
-    letters: list[str] | None = None
+    for option, name in (("--column", head.column), ("--group", head.group)):
+        if name:
+            raise UserError(
+                f"{path}: this is FASTA, which has no column {name!r} ({option}); give labels in a "
+                "table for that."
+            )
+    if id_columns.keys:
+        raise UserError(
+            f"{path}: this is FASTA, which does not say whose a record is; give labels in a table "
+            "with a column sample."
+        )
+    of_id: dict[str, Label] = {}
+    id = ""
     with labels.refusing_damage(path), source.open_text(path, errors="surrogateescape") as text:
         meter = source.meter_of(text)
         for number, line in enumerate(text, 1):
             line = line.rstrip("\r\n").lstrip("\ufeff")
             if line.startswith(">"):
-                meter.num_open, letters = 0, []
+                meter.num_open = 0
                 id = (line[1:].split(None, 1) or [""])[0]
                 if not id:
                     raise UserError(f"{path}:{number}: this record has no id; give it one.")
-                if id in lines_of:
+                if id in of_id:
                     raise UserError(
-                        f"{path}:{number}: {clipped(id)!r} has labels in line {lines_of[id][0]} "
+                        f"{path}:{number}: {clipped(id)!r} has labels in line {of_id[id].line} "
                         "already; leave one of them."
                     )
-                lines_of[id] = number, letters
-            elif letters is not None:
-                letters.append(line)
+                of_id[id] = Label("", id, number)
+            elif id:
+                of_id[id] = of_id[id]._replace(name=of_id[id].name + line)
             elif line.strip():
                 raise UserError(
                     f"{path}:{number}: labels of residues are read from FASTA, which begins with "
                     ">, or from a table (.csv, .tsv, .parquet); give one of these."
                 )
-    if not lines_of:
+    if not of_id:
         raise UserError(f"{path}: there is no label in it; give a letter for each residue.")
-    return {id: Label("".join(lines), id, number) for id, (number, lines) in lines_of.items()}
+    return of_id
 
 
 def letters_of(of_id: Mapping[str, Label], ids: Sequence[str], mask: str, file: str) -> list[str]:
@@ -315,15 +286,3 @@ def refuse_length(id: str, label: Label, num_residues: int, run: str, file: str)
             f"{num_residues:,} residues with vectors in {run}; write a letter for each residue, or "
             "let the run compute all of a protein that it cut."
         )
-
-
-def without_features(
-    of_id: Mapping[str, Label], file: str, runs: str, first: Sequence[str]
-) -> UserError:
-    """Return the error for labels of which none is of a record with features; `first` has the first
-    id of the run."""
-    theirs = f", the run's first is {clipped(first[0])!r}" if first else ""
-    return UserError(
-        f"{file}: none of its {len(of_id):,} ids has features in {runs}: its first is "
-        f"{clipped(next(iter(of_id)))!r}{theirs}; write the ids as the run has them."
-    )

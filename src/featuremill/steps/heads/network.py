@@ -10,16 +10,15 @@ on the BLAS.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.steps.heads.card import Tensors
+from featuremill.steps.heads.card import Calibration, Tensors
 
 Matrix = npt.NDArray[Any]
 Scores = npt.NDArray[np.float64]
-LAST_LAYERS = ("", "output_layer.")
 EPSILON = 1e-5
 """The default of BatchNorm (`torch.nn.BatchNorm1d`)."""
 ROWS_AT_ONCE = 4096
@@ -111,32 +110,6 @@ def softmax(logits_NC: Matrix) -> npt.NDArray[np.float64]:
     return scores
 
 
-class Calibration(NamedTuple):
-    """Turns logits into calibrated logits, so that scores are probabilities.
-
-    A head that weights classes equally gives scores for equally frequent classes, and its logits
-    may be too large or too small. One scale for all logits and one shift for each class correct
-    both: scores are softmax(scale · logits + shift). For two classes this is Platt scaling; for
-    more, temperature scaling with a bias (Alexandari, Kundaje and Shrikumar 2020).
-    """
-
-    scale: float
-    shift_C: Scores
-    """Shape (C,), with mean 0, since only differences count."""
-
-    def logits(self, logits_NC: Scores) -> Scores:
-        """Return calibrated logits (N, C)."""
-        calibrated: Scores = self.scale * logits_NC + self.shift_C
-        return calibrated
-
-    def built_in(self, tensors: Tensors) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the tensors of a head with the calibration built into its last layer."""
-        layer = next(name for name in LAST_LAYERS if f"{name}bias" in tensors)
-        weight, bias = (tensors[f"{layer}{key}"].astype(np.float64) for key in ("weight", "bias"))
-        last = {f"{layer}weight": self.scale * weight, f"{layer}bias": self.logits(bias)}
-        return {**tensors, **last}
-
-
 def calibration_of(logits_NC: Scores, y_N: npt.NDArray[np.int64]) -> Calibration:
     """Return the calibration with the least log-loss on these items, whose group the head did not
     see.
@@ -165,4 +138,5 @@ def calibration_of(logits_NC: Scores, y_N: npt.NDArray[np.int64]) -> Calibration
     start = np.append(1.0, np.log(target_NC.mean(0)))
     options = {"ftol": 1e-15, "gtol": 1e-9}
     best = minimize(loss_and_slope, start, jac=True, bounds=bounds, options=options).x
-    return Calibration(float(best[0]) / unit, best[1:] - best[1:].mean())
+    shift_C: Scores = best[1:] - best[1:].mean()
+    return Calibration(scale=float(best[0]) / unit, shift=shift_C.tolist())

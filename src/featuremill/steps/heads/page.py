@@ -16,10 +16,9 @@ from featuremill.kit.text import clipped, count, counted, listed, records
 from featuremill.steps.heads import charts, threshold
 from featuremill.steps.heads.card import HELD_OUT, MISSING, PAGE, Card
 from featuremill.steps.heads.charts import NAMES
-from featuremill.steps.heads.charts import confusion as confusion_figure
 from featuremill.steps.heads.figures import FEW_GROUPS
 
-__all__ = ["MOST_SAMPLES", "NAMES", "confusion_figure", "warnings_of"]
+__all__ = ["MOST_SAMPLES", "warnings_of"]
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 MOST_SAMPLES = 200
 """Rows of the table of samples."""
@@ -41,21 +40,20 @@ class Judged(NamedTuple):
 
 
 def write_page(path: Path, name: str, card: Card, judged: Judged | None) -> None:
-    """Write the page of the head called `name` to `path`. `judged` is None for a head of
-    residues."""
+    """Write the page of the head called `name`; `judged` is None for a head of residues."""
     figures, about = list[Figure](), dict[str, Any](curves=[], samples=[])
     if card.classes:
         figures.append(charts.scores(card))
         right = f"{records(card.counts['records'])} are"
         if judged:
             curves = charts.curves(card.classes, judged.y_N, judged.outputs_NC)
-            figures += [charts.roc(curves), charts.precision_recall(curves)]
+            figures += charts.of_curves(curves)
             about = {"curves": curves, "reliability": charts.reliability(card)}
             about |= _errors(card.classes, judged) | _samples(judged)
         else:
             right = f"{count(card.counts['residues'])} residues are"
         right += " predicted as what they are by a head that did not see their group"
-        figures.append(confusion_figure(card.classes, card.confusion, right))
+        figures.append(charts.confusion(card.classes, card.confusion, right))
     elif judged:
         figures.append(charts.numbers(judged.y_N, judged.outputs_NC[:, 0]))
     write_of(
@@ -97,8 +95,7 @@ def _errors(classes: Sequence[str], judged: Judged) -> dict[str, Any]:
 
 
 def _samples(judged: Judged) -> dict[str, Any]:
-    """Return the records, and those with a correct prediction, of each sample that has a name; of
-    many samples, those with the lowest share."""
+    """Return the records of each sample, and how many are right; of many, the worst samples."""
     owners = [*map(judged.id_columns.owner, judged.ids)]
     samples, number_N = np.unique(owners, return_inverse=True)
     nums = np.bincount(number_N).tolist()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,16 +23,17 @@ from featuremill.kit.text import counted, listed, one_line, records
 from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads import card, held_out, network, residues, threshold
 from featuremill.steps.heads.card import Tensors
-from featuremill.steps.heads.computed import Choices, Vectors, open_computed
+from featuremill.steps.heads.computed import Choices, Vectors, open_computed, open_files
 from featuremill.steps.heads.joined import (
     CHOOSING,
     Joined,
     Lacking,
+    Report,
     Source,
     lacking_writer,
+    part_of,
     spread,
 )
-from featuremill.steps.heads.virnucpro import open_files
 
 __all__ = ["missing_of"]
 LETTERS = "labels"
@@ -44,7 +44,7 @@ log = logging.getLogger("featuremill.head")
 
 
 class Predicted(NamedTuple):
-    """The predictions of some records; or those of the residues of one record."""
+    """The predictions of some records, or of their residues."""
 
     ids: Sequence[str]
     texts: Sequence[Sequence[str]]
@@ -53,10 +53,8 @@ class Predicted(NamedTuple):
     """A row for each record, or for each residue."""
     seen: Sequence[str]
     """Whether the head was trained on each record."""
-
-
-Report = Callable[[Lacking], object]
-"""Gets each record that has no prediction."""
+    sizes: npt.NDArray[np.int64] | None = None
+    """Residues of each record, if rows are of residues."""
 
 
 def missing_of(output: Path) -> Path:
@@ -72,11 +70,11 @@ def predict(
     takes_any_recipe: bool = False,
     choices: Choices = Choices(),  # noqa: B008  (it is a constant)
     probabilities: Path | None = None,
-) -> tuple[int, int]:
+) -> None:
     """Write the predictions of the head in `folder` for `runs` to `output`, and the records without
     one beside it. Records of the training get the scores of heads that did not see their group.
     Files of records among the `runs` are computed first, by the recipes of the head. The scores of
-    each residue go to `probabilities`. Return the numbers of records with and without a prediction.
+    each residue go to `probabilities`.
 
     Raises:
         UserError: the head, the features or an output cannot be used.
@@ -97,14 +95,13 @@ def predict(
         raise UserError(f"{probabilities}: probabilities are a .parquet; give a name that ends so.")
     if is_of_residues:
         source = _opened_residues(runs, columns, head, folder, choices)
-        parts: Sequence[Source | residues.Source] = [source]
+        parts, id_columns = [source.part], source.id_columns
         predicted_by = partial(_of_residues, source)
     else:
-        parts = sources = _opened(runs, columns, head, folder, choices)
+        sources = _opened(runs, columns, head, folder, choices)
+        parts, id_columns = [*map(part_of, sources)], sources[0].id_columns
         predicted_by = partial(_of_records, sources)
-    _refuse_other_widths(parts, head, folder)
-    if not takes_any_recipe:
-        _refuse_other_recipes(parts, head, folder)
+    refuse_other_features(parts, head, folder, takes_any_recipe)
     num_predicted = num_seen = num_missing = 0
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -112,17 +109,13 @@ def predict(
             enter(delivering(output, is_named=True)),
             enter(delivering(missing_of(output))),
         )
-        id_columns = parts[0].id_columns
         lacking_file = enter(lacking_path.open("w", encoding="utf-8", newline=""))
         write_lacking = lacking_writer(lacking_file, id_columns)
-        if output.suffix == ".tsv":
-            file = enter(path.open("w", encoding="utf-8", newline=""))
-            writers = [_tsv(file, head, id_columns)]
-        else:
-            writers = [enter(_Parquet(path, head, id_columns))]
+        table = _tsv if output.suffix == ".tsv" else _parquet
+        writers = [enter(table(path, head, id_columns))]
         if probabilities:
             scores_path = enter(delivering(probabilities, is_named=True))
-            writers.append(enter(_Lists(scores_path, head, id_columns)))
+            writers.append(enter(_parquet(scores_path, head, id_columns)))
 
         def report(lacking: Lacking) -> None:
             nonlocal num_missing
@@ -156,14 +149,12 @@ def predict(
             counted(num_missing, "record has", "records have"),
             missing_of(output),
         )
-    return num_predicted, num_missing
 
 
 def _of_records(
     sources: Sequence[Source], folder: Path, head: card.Card, tensors: Tensors, report: Report
 ) -> Iterator[Predicted]:
-    """Yield the predictions of records by their features side by side, in the order of the first
-    source."""
+    """Yield the predictions of records, in the order of the first source."""
     joined = Joined(sources)
     recall = held_out.Seen(held_out.read(folder, head), sources[0])
     for ids, vectors in joined.blocks(report):
@@ -175,15 +166,14 @@ def _of_records(
         if head.classes:
             names = [(head.classes[n],) for n in threshold.classes_of(head, scores_NC)]
         yield Predicted(ids, names, scores_NC, seen)
-    for lacking in chain(joined.not_in_first(), joined.failed()):
+    for lacking in joined.others():
         report(lacking)
 
 
 def _of_residues(
     source: residues.Source, folder: Path, head: card.Card, tensors: Tensors, report: Report
 ) -> Iterator[Predicted]:
-    """Yield the letters of each record, by a head that did not see it or a copy: that of its fold,
-    if the head was trained on it."""
+    """Yield the letters of each record, by the head of its fold if it is of the training."""
     by_fold: dict[int | None, dict[str, npt.NDArray[Any]]] = {}
     for name, tensor in tensors.items():
         prefix, is_of_fold, rest = name.rpartition(".")
@@ -191,14 +181,16 @@ def _of_residues(
         by_fold.setdefault(fold, {})[rest] = tensor
     table = pq.read_table(held_out.checked(folder, head), columns=["sha256", "fold"])
     fold_of = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    for record in source.records():
-        fold = fold_of.get(record.sha256)
-        scores_NC = network.softmax(network.logits(by_fold[fold], record.vectors))
-        letters = residues.letters(scores_NC.argmax(1), head.classes)
-        seen = held_out.NO if fold is None else held_out.YES
-        yield Predicted([record.id], [(letters,)], scores_NC, [seen])
-    for lacking in source.lacking():
-        report(lacking)
+    for block in source.blocks(report):
+        folds = [fold_of.get(sha256) for sha256 in block.sha256s]
+        lots = np.split(block.vectors, np.cumsum(block.sizes)[:-1])
+        scores = [
+            network.softmax(network.logits(by_fold[fold], own))
+            for fold, own in zip(folds, lots, strict=True)
+        ]
+        letters = [(residues.letters(each.argmax(1), head.classes),) for each in scores]
+        seen = [held_out.NO if fold is None else held_out.YES for fold in folds]
+        yield Predicted(block.ids, letters, np.concatenate(scores), seen, block.sizes)
 
 
 def _opened_residues(
@@ -215,8 +207,8 @@ def _opened_residues(
         )
     (run,), (part,) = runs, head.features
     if _has_records(run):
-        return residues.OfFile(folder, part, run, choices)
-    return residues.OfRun(run, columns[0] if columns else part.column)
+        return residues.of_file(folder, part, run, choices)
+    return residues.of_run(run, columns[0] if columns else part.column)
 
 
 def _opened(
@@ -244,11 +236,12 @@ def _opened(
             "those that it takes, in that order."
         )
     wanted = spread(columns, len(sources)) if columns else [part.column for part in head.features]
-    to_compute: dict[Path, list[card.Part]] = {}
-    for source, part in zip(sources, head.features, strict=False):
-        if isinstance(source, Path) and _has_records(source):
-            to_compute.setdefault(source, []).append(part)
-    computed = {path: iter(own) for path, own in open_computed(folder, to_compute, choices).items()}
+    pairs = [*zip(sources, head.features, strict=False)]
+    computed: dict[Path, Iterator[Vectors]] = {}
+    for path in dict.fromkeys(source for source in sources if isinstance(source, Path)):
+        if _has_records(path):
+            parts = [part for source, part in pairs if source == path]
+            computed[path] = iter(open_computed(folder, path, parts, choices))
     return [
         source
         if isinstance(source, Vectors)
@@ -273,35 +266,38 @@ def _features_of(head: card.Card) -> str:
     return listed(texts) + (" side by side" if len(texts) > 1 else "")
 
 
-def _refuse_other_widths(parts: Sequence[card.Recorded], head: card.Card, folder: Path) -> None:
+def refuse_other_features(
+    parts: Sequence[card.Part], head: card.Card, folder: Path, takes_any_recipe: bool
+) -> None:
+    """Raise UserError where features have other widths or recipes than those of the head."""
     here, wanted = [part.width for part in parts], [part.width for part in head.features]
     is_merged = len(parts) == 1 and parts[0].column == "merged"
     if here != wanted and not (is_merged and here == [sum(wanted)]):
-        widths = listed(f"{part.width:,} ({part.name}, {part.column})" for part in parts)
+        widths = listed(f"{part.width:,} ({part.run}, {part.column})" for part in parts)
         raise UserError(
             f"{folder}: this head takes {_features_of(head)}, and the features given have "
             f"{widths}; name those that it was made for, in that order."
         )
-
-
-def _refuse_other_recipes(parts: Sequence[card.Recorded], head: card.Card, folder: Path) -> None:
-    """Raise UserError where features were computed otherwise than those of a head."""
     for part, known in zip(parts, head.features, strict=False):
-        if part.recipe is not None and (part.recipe, part.column) == (known.recipe, known.column):
+        settings = part.settings
+        is_known = part.recipe is not None or (settings and settings == known.settings)
+        is_same = (part.recipe, part.column) == (known.recipe, known.column)
+        if takes_any_recipe or (is_known and is_same):
             continue
+        unknown = "another one" if settings else "an unknown one"
         theirs, ours = (
-            "an unknown one" if source.recipe is None else f"{source.recipe} ({source.column})"
-            for source in (part, known)
+            f"{each.recipe} ({each.column})" if each.recipe else which
+            for each, which in ((part, unknown), (known, "an unknown one"))
         )
-        others = differences(part.settings, known.settings)
         raise UserError(
-            f"{part.name}: the recipe of its features is {theirs}, and {folder} was made with "
-            f"{ours}{others}, so that scores may mean nothing; compute the features by the head's "
-            "recipe, or let these be taken with --any-recipe."
+            f"{part.run}: the recipe of its features is {theirs}, and {folder} was made with "
+            f"{ours}{_differences(settings, known.settings)}, so that scores may mean nothing; "
+            "compute the features by the head's recipe, or let these be taken with --any-recipe "
+            "(any_recipe in a config)."
         )
 
 
-def differences(ours: Settings | None, theirs: Settings | None) -> str:
+def _differences(ours: Settings | None, theirs: Settings | None) -> str:
     """Return in words how two recipes differ; "" if unknown."""
     if not ours or not theirs:
         return ""
@@ -326,70 +322,45 @@ def _columns(head: card.Card) -> list[str]:
     return [LETTERS] if head.task == "per_residue" else ["class"] if head.classes else []
 
 
-def _tsv(file: Any, head: card.Card, id_columns: IdColumns) -> Write:
-    """Return the writer of a table of text, of which a head for residues has no scores."""
+@contextmanager
+def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
+    """Write a table of text, of which a head for residues has no scores."""
     columns = head.columns if head.task != "per_residue" else []
-    table = TsvWriter(file, [*id_columns.names, *_columns(head), *columns, held_out.COLUMN])
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = TsvWriter(file, [*id_columns.names, *_columns(head), *columns, held_out.COLUMN])
 
-    def write(some: Predicted) -> None:
-        scores = some.scores_NC.tolist() if columns else [()] * len(some.ids)
-        for id, texts, own, seen in zip(some.ids, some.texts, scores, some.seen, strict=True):
-            table.row([*id_columns.cells(id), *texts, *(f"{score:.9g}" for score in own), seen])
+        def write(some: Predicted) -> None:
+            scores = some.scores_NC.tolist() if columns else [()] * len(some.ids)
+            for id, texts, own, seen in zip(some.ids, some.texts, scores, some.seen, strict=True):
+                numbers = (f"{score:.9g}" for score in own)
+                table.row([*id_columns.cells(id), *texts, *numbers, seen])
 
-    return write
-
-
-class _Parquet:
-    """Writes predictions, a row a record."""
-
-    def __init__(self, path: Path, head: card.Card, id_columns: IdColumns) -> None:
-        self._id_columns, self._head = id_columns, head
-        self._schema = pa.schema(self._fields(), metadata=head.metadata)
-        self._file = pq.ParquetWriter(path, self._schema, compression="zstd")
-
-    def _fields(self) -> dict[str, pa.DataType]:
-        texts = dict.fromkeys([*self._id_columns.names, *_columns(self._head)], pa.string())
-        scores = dict.fromkeys(map(one_line, self._head.columns), pa.float64())
-        return {**texts, **scores, held_out.COLUMN: pa.string()}
-
-    def __enter__(self) -> Write:
-        return self._write
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._file.close()
-
-    def _write(self, some: Predicted) -> None:
-        cells = zip(map(self._id_columns.cells, some.ids), some.texts, strict=True)
-        texts = zip(*([*ids, *own] for ids, own in cells), strict=True)
-        arrays = [*map(pa.array, texts), *map(pa.array, some.scores_NC.T.copy())]
-        self._file.write_table(pa.table([*arrays, pa.array(some.seen)], schema=self._schema))
+        yield write
 
 
-class _Lists(_Parquet):
-    """Writes the scores of residues: a row a record, a list a class; some residues at a time."""
+@contextmanager
+def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
+    """Write a row a record: its texts and scores, or lists of the scores of its residues."""
+    of_residues = head.task == "per_residue"
+    kind = pa.list_(pa.float32()) if of_residues else pa.float64()
+    fields = dict.fromkeys(id_columns.names, pa.string())
+    if not of_residues:
+        fields |= dict.fromkeys(_columns(head), pa.string())
+    fields |= dict.fromkeys(map(one_line, head.columns), kind)
+    if not of_residues:
+        fields[held_out.COLUMN] = pa.string()
+    schema = pa.schema(fields, metadata=head.metadata)
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
-    def __init__(self, path: Path, head: card.Card, id_columns: IdColumns) -> None:
-        super().__init__(path, head, id_columns)
-        self._rows: list[dict[str, Any]] = []
-        self._num_residues = 0
+        def write(some: Predicted) -> None:
+            arrays = [*map(pa.array, zip(*map(id_columns.cells, some.ids), strict=True))]
+            if some.sizes is None:
+                arrays += [*map(pa.array, zip(*some.texts, strict=True))]
+                arrays += [*map(pa.array, some.scores_NC.T.copy()), pa.array(some.seen)]
+            else:
+                ends = pa.array(np.append(0, np.cumsum(some.sizes)), pa.int32())
+                scores = map(pa.array, some.scores_NC.T.astype(np.float32))
+                arrays += [pa.ListArray.from_arrays(ends, score) for score in scores]
+            file.write_table(pa.table(arrays, schema=schema))
 
-    def _fields(self) -> dict[str, pa.DataType]:
-        scores = dict.fromkeys(self._head.columns, pa.list_(pa.float32()))
-        return {**dict.fromkeys(self._id_columns.names, pa.string()), **scores}
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._flush()
-        self._file.close()
-
-    def _write(self, some: Predicted) -> None:
-        cells = zip(self._id_columns.names, self._id_columns.cells(some.ids[0]), strict=True)
-        scores = zip(self._head.columns, some.scores_NC.T.astype(np.float32), strict=True)
-        self._rows.append({**dict(cells), **dict(scores)})
-        self._num_residues += len(some.scores_NC)
-        if self._num_residues >= residues.AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._file.write_table(pa.Table.from_pylist(self._rows, self._schema))
-        self._rows, self._num_residues = [], 0
+        yield write

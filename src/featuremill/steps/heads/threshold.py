@@ -8,28 +8,20 @@ threshold that was chosen without them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
 
 import numpy as np
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.text import clipped, listed, records
-from featuremill.steps.heads.card import Card, Threshold
-from featuremill.steps.heads.figures import Labels, Values, estimates
-from featuremill.steps.heads.fitting import Fitted, Flags, Fold, Rows
+from featuremill.kit.text import clipped, records
+from featuremill.steps.heads.card import Card
+from featuremill.steps.heads.figures import Labels, Values
+from featuremill.steps.heads.fitting import Flags, Fold
+from featuremill.steps.heads.section import Wanted
 
 FEWEST = 5
 """Records that must reach a threshold: the precision of fewer is chance."""
 NEVER = np.inf
 """A threshold that no score reaches."""
-
-
-class Wanted(NamedTuple):
-    """The class with a threshold, and the precision or recall that it has to reach."""
-
-    class_name: str
-    of: Literal["precision", "recall"]
-    level: float
 
 
 def choose(score_N: Values, is_it_N: Flags, wanted: Wanted) -> float:
@@ -72,72 +64,32 @@ def classes_of(card: Card, scores_NC: Values) -> Labels:
     return decided(scores_NC, number, card.threshold.score)
 
 
-class Cuts:
-    """The thresholds for the class of a user: one for all records, and one for each fold."""
+def of_class(score_N: Values, is_it_N: Flags, wanted: Wanted, where: str) -> float:
+    """Return the threshold as `choose` does; `where` begins the message.
 
-    def __init__(
-        self, wanted: Wanted, rows: Rows, classes: list[str], fitted: Fitted, where: str
-    ) -> None:
-        """Choose that of the final head.
-
-        Raises:
-            UserError: there is no such class, or the precision is not reached.
-        """
-        if wanted.class_name not in classes:
-            raise UserError(
-                f"{where}: no record with features has the label {clipped(wanted.class_name)!r}, "
-                f"which the threshold is for; name one of {listed(classes)}."
-            )
-        self._wanted, self._number = wanted, classes.index(wanted.class_name)
-        self._is_it_N, self._groups_N = rows.y_N == self._number, rows.groups_N
-        score_N = fitted.held_out_NC[:, self._number]
-        self.cut = choose(score_N, self._is_it_N, wanted)
-        if self.cut == NEVER:
-            cut_T, precision_T, _ = _curve(score_N, self._is_it_N)
-            best = int(precision_T.argmax())
-            raise UserError(
-                f"{where}: no threshold has a precision of {wanted.level:g} for "
-                f"{clipped(wanted.class_name)!r}: on held-out records the highest is "
-                f"{precision_T[best]:.3f}, of {records(int((score_N >= cut_T[best]).sum()))}; ask "
-                "for less, or label more."
-            )
-
-    def _of_folds(self, folds: Iterable[Fold]) -> Values:
-        """Return the threshold for each record: chosen by the records that the head of its fold
-        learnt from."""
-        cut_N = np.full(len(self._is_it_N), NEVER)
-        for fold in folds:
-            score_N = fold.fitted.held_out_NC[:, self._number]
-            cut_N[fold.held_out_N] = choose(score_N, self._is_it_N[fold.learns_N], self._wanted)
-        return cut_N
-
-    def decided(self, scores_NC: Values, folds: Iterable[Fold]) -> Labels:
-        """Return the class of each record by the threshold of its fold."""
-        return decided(scores_NC, self._number, self._of_folds(folds))
-
-    def measured(self, scores_NC: Values, folds: Iterable[Fold]) -> Threshold:
-        """Return the threshold of the head, with the precision and recall of those of the folds."""
-        is_it_N = self._is_it_N
-        is_called_N = scores_NC[:, self._number] >= self._of_folds(folds)
-
-        def figures_of(weight_N: Values) -> dict[str, float]:
-            both = weight_N @ (is_called_N & is_it_N)
-            called, of_it = weight_N @ is_called_N, weight_N @ is_it_N
-            return {
-                "precision": float(both / called) if called else float("nan"),
-                "recall": float(both / of_it) if of_it else float("nan"),
-            }
-
-        reached = estimates(figures_of, self._groups_N)
-        return Threshold(
-            class_name=self._wanted.class_name,
-            of=self._wanted.of,
-            level=self._wanted.level,
-            score=self.cut,
-            precision=[*reached["precision"]] if is_called_N.any() else [],
-            recall=[*reached["recall"]],
-            share=float(is_it_N.mean()),
+    Raises:
+        UserError: the precision is not reached.
+    """
+    cut = choose(score_N, is_it_N, wanted)
+    if cut == NEVER:
+        cut_T, precision_T, _ = _curve(score_N, is_it_N)
+        best = int(precision_T.argmax())
+        raise UserError(
+            f"{where}: no threshold has a precision of {wanted.level:g} for "
+            f"{clipped(wanted.class_name)!r}: on held-out records the highest is "
+            f"{precision_T[best]:.3f}, of {records(int((score_N >= cut_T[best]).sum()))}; ask for "
+            "less, or label more."
         )
+    return cut
+
+
+def of_folds(folds: Iterable[Fold], number: int, is_it_N: Flags, wanted: Wanted) -> Values:
+    """Return the threshold for each record: by what the head of its fold learnt from."""
+    cut_N = np.full(len(is_it_N), NEVER)
+    for fold in folds:
+        score_N = fold.fitted.held_out_NC[:, number]
+        cut_N[fold.held_out_N] = choose(score_N, is_it_N[fold.learns_N], wanted)
+    return cut_N
 
 
 def sentences(card: Card) -> str:

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.features import Listed
 from featuremill.kit.files import delivering_folder
 from featuremill.kit.processes import versions
 from featuremill.kit.text import count, counted, listed, records
-from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card, examples, figures, held_out, page, residues, threshold
-from featuremill.steps.heads.examples import Chosen, Gathered
+from featuremill.steps.heads.examples import Gathered, Training
 from featuremill.steps.heads.figures import Estimate, Values, estimates
 from featuremill.steps.heads.fitting import (
     Fold,
@@ -32,7 +30,8 @@ from featuremill.steps.heads.fitting import (
 )
 from featuremill.steps.heads.joined import lacking_writer
 from featuremill.steps.heads.labels import UNLABELLED
-from featuremill.steps.heads.residues import REMEDY, Residues, letters
+from featuremill.steps.heads.residues import Residues, letters
+from featuremill.steps.heads.section import Wanted
 
 log = logging.getLogger("featuremill.head")
 
@@ -52,42 +51,33 @@ class Measured(NamedTuple):
     """The outputs for each record, and the numbers of the predicted classes."""
 
 
-def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
-    """Refuse labels of which no head can be made, before there are features.
-
-    Raises:
-        UserError: as `train` does.
-    """
-    (residues if chosen.task == "per_residue" else examples).refuse_ahead(chosen, parts)
-
-
-def train(chosen: Chosen) -> None:
+def train(training: Training) -> None:
     """Train a head and write it.
 
     Raises:
         UserError: runs or labels cannot be used.
     """
-    refuse_without_packages(card.NeedsLearning)
-    card.refuse_other_folder(chosen.output)
+    card.refuse_without("safetensors", "torch", "sklearn")
+    card.refuse_other_folder(training.output)
     import torch
     from threadpoolctl import threadpool_limits
 
-    torch.set_num_threads(max(1, chosen.threads))
-    with threadpool_limits(max(1, chosen.threads)):
-        _train(chosen)
+    torch.set_num_threads(max(1, training.threads))
+    with threadpool_limits(max(1, training.threads)):
+        _train(training)
 
 
-def _train(chosen: Chosen) -> None:
-    every: Residues | None = None
-    if chosen.task == "per_residue":
-        gathered, every = residues.gather(chosen)
+def _train(training: Training) -> None:
+    head, every = training.head, None
+    if head.task == "per_residue":
+        gathered, every = residues.gather(training)
     else:
-        gathered = examples.gather(chosen)
+        gathered = examples.gather(training)
     rows, used, classes = gathered.rows, gathered.used, gathered.classes
-    examples.refuse_unfit(rows, gathered.record_N, classes, used, *([REMEDY] if every else []))
+    examples.refuse_unfit(rows, gathered.record_N, classes, used, head)
     learner: Learner = Logistic() if classes else Ridge()
-    if classes and chosen.kind == "mlp":
-        learner = Perceptron(chosen.seed)
+    if classes and head.kind == "mlp":
+        learner = Perceptron(training.seed)
     what, labels = records(len(rows.y_N)), f"{counted(len(classes), 'class', 'classes')}"
     if every:
         num_records = records(gathered.counts["records"])
@@ -99,20 +89,22 @@ def _train(chosen: Chosen) -> None:
     split = f"no {used.group} is on both sides of a fold" if used.group else "folds by record"
     log.info("%s, %s, %s; %s", what, labels, numbers, split)
     fitted = chosen_and_fitted(learner, rows)
-    cuts = None
-    if chosen.threshold:
-        where = f"{used.file}: {used.column!r}"
-        cuts = threshold.Cuts(chosen.threshold, rows, classes, fitted, where)
+    cut = threshold.NEVER
+    if head.wanted:
+        number, where = classes.index(head.wanted.class_name), f"{used.file}: {used.column!r}"
+        score_N = fitted.held_out_NC[:, number]
+        cut = threshold.of_class(score_N, rows.y_N == number, head.wanted, where)
     folds = [*fitted_folds(learner, rows)]
     if every:
         measured = of_residues(gathered, every, folds)
     elif classes:
-        measured = of_classes(rows, classes, out_of_fold(rows, folds), folds, cuts)
+        scores_NC = out_of_fold(rows, folds)
+        measured = of_classes(rows, classes, scores_NC, folds, head.wanted, cut)
     else:
         measured = of_numbers(rows, out_of_fold(rows, folds), folds)
     of_record, id_columns = gathered.examples, gathered.id_columns
     columns = {"group": [label.group for label in of_record.labels], **measured.held_out}
-    with delivering_folder(chosen.output) as folder:
+    with delivering_folder(training.output) as folder:
         with (folder / card.MISSING).open("w", encoding="utf-8", newline="") as file:
             write = lacking_writer(file, id_columns)
             for lacking in gathered.missing:
@@ -120,8 +112,8 @@ def _train(chosen: Chosen) -> None:
         path, ids = folder / card.HELD_OUT, of_record.ids
         content = card.Card(
             version=card.Card.NEWEST,
-            task=chosen.task or "classification",
-            kind="ridge" if not classes else chosen.kind,
+            task=head.task or "classification",
+            kind=head.kind or "logistic" if classes else "ridge",
             classes=classes,
             features=gathered.parts,
             sha256=card.write_tensors(folder / card.TENSORS, fitted.head | measured.tensors),
@@ -130,24 +122,21 @@ def _train(chosen: Chosen) -> None:
             scores={name: [*estimate] for name, estimate in measured.scores.items()},
             guesses={name: measured.guesses[name] for name in measured.scores},
             permutation_p=shuffled_p(rows),
-            calibration=fitted.calibration
-            and card.Calibration(
-                scale=fitted.calibration.scale, shift=fitted.calibration.shift_C.tolist()
-            ),
+            calibration=fitted.calibration,
             setting={learner.setting: fitted.setting},
             setting_bounds=[learner.settings[0], learner.settings[-1]],
             labels=used,
-            mask=chosen.mask,
-            seed=chosen.seed if classes else None,
-            threads=chosen.threads,
+            mask=head.mask or "",
+            seed=training.seed if classes else None,
+            threads=training.threads,
             versions=versions(("torch", "scikit-learn")),
             **measured.on_card,
         )
         content = content.model_copy(update={"warnings": [*page.warnings_of(content)]})
         judged = measured.judged and page.Judged(ids, rows.y_N, *measured.judged, id_columns)
-        page.write_page(folder / card.PAGE, chosen.output.name, content, judged)
+        page.write_page(folder / card.PAGE, training.output.name, content, judged)
         content.write(folder / card.CARD)
-    page.log_figures(content, chosen.output)
+    page.log_figures(content, training.output)
 
 
 def of_classes(
@@ -155,12 +144,18 @@ def of_classes(
     classes: Sequence[str],
     scores_NC: Values,
     folds: Sequence[Fold],
-    cuts: threshold.Cuts | None = None,
+    wanted: Wanted | None = None,
+    cut: float = threshold.NEVER,
 ) -> Measured:
     """Return the figures of held-out scores, and how much more often the predictions are right than
-    always the most frequent class."""
+    always the most frequent class. For the class that is `wanted`, thresholds of the folds measure
+    the threshold `cut` of the head."""
     y_N, folds_N, num_classes = rows.y_N, rows.folds(0), len(classes)
-    predicted_N = cuts.decided(scores_NC, folds) if cuts else scores_NC.argmax(1)
+    predicted_N = threshold.decided(scores_NC, None)
+    number = classes.index(wanted.class_name) if wanted else 0
+    if wanted:
+        cut_N = threshold.of_folds(folds, number, y_N == number, wanted)
+        predicted_N = threshold.decided(scores_NC, number, cut_N)
     gain_N = (predicted_N == y_N).astype(np.float64) - (y_N == np.bincount(y_N).argmax())
     auc_of = figures.mean_auc(scores_NC, y_N, folds_N)
     brier_N = figures.brier(scores_NC, y_N)
@@ -172,13 +167,25 @@ def of_classes(
             "auc": auc_of(weight_N),
             "brier": float(np.average(brier_N, weights=weight_N)),
             "gain": float(np.average(gain_N, weights=weight_N)),
+            **{
+                name: float(values[number])
+                for name, values in figures.of_classes(counts_CC).items()
+            },
         }
 
     scores = estimates(figures_of, rows.groups_N)
+    precision, recall, _ = ([*scores.pop(name)] for name in figures.OF_CLASSES)
+    reached = wanted and card.Threshold(
+        **wanted._asdict(),
+        score=cut,
+        precision=precision if (predicted_N == number).any() else [],
+        recall=recall,
+        share=float((y_N == number).mean()),
+    )
     on_card = {
         "accuracy_gain": [*scores.pop("gain")],
         "confusion": figures.confusion(predicted_N, y_N, num_classes).tolist(),
-        "threshold": cuts.measured(scores_NC, folds) if cuts else None,
+        "threshold": reached,
         "reliability": figures.reliability(scores_NC, y_N, classes),
     }
     columns = {f"score_{name}": scores_NC[:, number] for number, name in enumerate(classes)}
@@ -189,8 +196,7 @@ def of_classes(
 
 
 def of_numbers(rows: Rows, value_N1: Values, folds: Sequence[Fold]) -> Measured:
-    """Return the figures of held-out values, and those of the guesses: the means of what each fold
-    learnt from, which order nothing."""
+    """Return the figures of held-out values, and of guesses: the means of what folds learnt."""
     y_N, value_N, guess_N = rows.y_N, value_N1[:, 0], np.empty(len(rows.y_N))
     for fold in folds:
         guess_N[fold.held_out_N] = y_N[fold.learns_N].mean()

@@ -13,6 +13,7 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.text import listed
 from featuremill.step import Command, Made, Project, Section
 
+Problems = Iterator[tuple[tuple[str, ...], str]]
 KEY = "verdicts"
 ABOUT = (
     "What each contig is, by the predictions of its fragments (docs/contigs.md): "
@@ -100,7 +101,7 @@ def table_of(project: Project) -> str:
     return f"{project.folder}/{KEY}.tsv"
 
 
-def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(section: SECTION, project: Project) -> Problems:
     """Yield a missing head."""
     try:
         head_of(section, project)
@@ -108,27 +109,34 @@ def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ..
         yield (("head",) if section.head else ()), str(error)
 
 
-def problems_of_files(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a preferred class that the head does not have, or will not have after training."""
+def problems_of_files(section: SECTION, project: Project) -> Problems:
+    """Yield a preferred class that the head in a folder does not have."""
     from featuremill.steps import heads
     from featuremill.steps.heads.card import CARD, Card
+
+    folder = project.sections[heads.KEY][head_of(section, project)].folder
+    if folder and (card := Card.find(Path(folder) / CARD)):
+        yield from _not_among(card.classes, section, folder)
+
+
+def problems_of_records(section: SECTION, project: Project) -> Problems:
+    """Yield a preferred class that a head will not have after training."""
+    from featuremill.steps import heads
+
+    name = head_of(section, project)
+    head = project.sections[heads.KEY][name]
+    source = f"{head.labels or project.samples}, column {head.column},"
+    with suppress(UserError):  # a problem of the head
+        yield from _not_among(heads.classes_of(name, head, project), section, source)
+
+
+def _not_among(classes: Sequence[str], section: SECTION, source: str) -> Problems:
     from featuremill.steps.verdicts.choices import place_of_preferred
 
-    name, folder = head_of(section, project), folder_of_head(section, project)
-    head: heads.Head = project.sections[heads.KEY][name]
-    classes: Sequence[str] = ()
-    if head.folder:
-        card = Card.find(Path(folder) / CARD)
-        classes, source = card.classes if card else (), folder
-    elif section.prefer:
-        source = f"{head.labels or project.samples}, column {head.column},"
-        with suppress(UserError):  # which the head tells
-            classes = sorted(heads.classes_of(head, project))
-    if classes:
-        try:
-            place_of_preferred(section.prefer, classes, source, "prefer:")
-        except UserError as error:
-            yield ("prefer",), str(error)
+    try:
+        place_of_preferred(section.prefer if classes else None, classes, source, "prefer:")
+    except UserError as error:
+        yield ("prefer",), str(error)
 
 
 def made(section: SECTION, project: Project) -> Sequence[Made]:

@@ -18,7 +18,7 @@ from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.processes import command_again
 from featuremill.kit.runs import Accounts, FailedGroup, Results, failed_groups
 from featuremill.kit.text import clipped, count, counted, listed, one_line
-from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warnings_of
+from featuremill.steps.heads import charts, page
 from featuremill.steps.verdicts.choices import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored
@@ -164,7 +164,7 @@ def write_page(
     if about.judged:
         num = sum(map(sum, about.judged.counts_CC))
         of_what = f"{counted(num, 'labelled contig')} have the verdict that is their label"
-        figures.append(confusion_figure(classes, about.judged.counts_CC, of_what))
+        figures.append(charts.confusion(classes, about.judged.counts_CC, of_what))
     rows = about.shown.rows()
     write_of(
         table.with_suffix(".html"),
@@ -196,7 +196,7 @@ def write_page(
 def _samples(counts: Counts, preferred: str) -> list[tuple[str, Counter[str]]]:
     """Return the samples with the most contigs of the class `preferred`, in the order of names."""
     most = sorted(counts.samples.items(), key=lambda item: -item[1][preferred])
-    return sorted(most[:MOST_SAMPLES])
+    return sorted(most[: page.MOST_SAMPLES])
 
 
 def _warnings(counts: Counts, about: About) -> list[str]:
@@ -222,7 +222,7 @@ def _warnings(counts: Counts, about: About) -> list[str]:
     if about.trained:
         known = about.trained.card
         if known.scores:
-            warnings += warnings_of(known)
+            warnings += page.warnings_of(known)
         if known.calibration is None:
             warnings.append("This head's scores are not calibrated: they are no probabilities.")
     return warnings
@@ -237,7 +237,7 @@ def _head(trained: Trained) -> dict[str, Any]:
         "source": known.source,
         "figures": [
             (
-                NAMES[key],
+                charts.NAMES[key],
                 f"{value:.3f}",
                 f"{low:.3f}–{high:.3f}",
                 f"{known.guesses[key]:.3f}" if key in known.guesses else "",

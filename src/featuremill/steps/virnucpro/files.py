@@ -35,10 +35,10 @@ from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.files import delivering, discard, is_temporary, vacate
 from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.kit.tsv import read_tsv
-from featuremill.steps.heads.card import CARD, Card
+from featuremill.steps.heads.card import CARD, Card, refuse_without
+from featuremill.steps.heads.computed import LAYOUTS, Layout
 from featuremill.steps.heads.joined import CHOOSING
 from featuremill.steps.heads.predict import missing_of
-from featuremill.steps.heads.virnucpro import LAYOUTS, Layout, refuse_without_torch
 from featuremill.steps.translate.folder import whole
 from featuremill.steps.translate.names import FRAGMENTS, NUCLEOTIDES, PROTEINS, UNTRANSLATED
 from featuremill.steps.verdicts.predictions import Predictions, open_predictions, scored
@@ -298,7 +298,7 @@ def _opened(head: Path, runs: Mapping[str, Path]) -> dict[str, Part]:
     Raises:
         UserError: when a run is not finished, or the head takes others.
     """
-    refuse_without_torch()
+    refuse_without("safetensors", "torch")
     columns = [part.column for part in Card.read(head / CARD).features]
     if len(columns) != len(runs):
         raise UserError(

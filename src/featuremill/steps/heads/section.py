@@ -1,0 +1,118 @@
+"""The section of one head in a config: what it learns, or where it is."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from featuremill.kit.tables import words_of
+from featuremill.step import Name, Section, Several
+
+
+class Wanted(NamedTuple):
+    """A class with a threshold, and the precision or recall that it has to reach."""
+
+    class_name: str
+    of: Literal["precision", "recall"]
+    level: float
+
+
+class Head(Section):
+    """One head: trained with `labels`, or an existing one in a `folder`."""
+
+    labels: str | None = None
+    """A CSV, TSV or Parquet table with a column of ids: of the records or, in a project that
+    translates, of its contigs. In a project with samples it has a column `sample`, too; if not
+    given, labels are of samples, and stand in their sheet."""
+    column: str | None = None
+    """The table's column of labels; labels of residues in FASTA have none."""
+    id_column: str | None = None
+    """The table's column of ids, whole ones or accessions. If not given, it is found by its name,
+    such as `id`, `accession` or `entry`."""
+    group: str | None = None
+    """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
+    of samples, such as a patient. If not given, each record or contig is a group; in a project with
+    samples, each sample. `id` makes each record or contig a group."""
+    task: Literal["classification", "regression", "per_residue"] | None = None
+    """What labels are: names of classes (if not given), numbers (`regression`), or a letter for
+    each residue (`per_residue`)."""
+    mask: str | None = None
+    """per_residue: the letters of residues without a label."""
+    kind: Literal["logistic", "mlp"] | None = None
+    """Logistic regression (if not given), or VirNucPro's network."""
+    threshold: dict[Literal["class", "precision", "recall"], str | float] = Field(
+        default_factory=dict
+    )
+    """`{class: virus, precision: 0.95}`, or a `recall`: a record is called this class from such a
+    score on. If not given, its class is that with the highest score."""
+    folder: str | None = None
+    """The folder of an existing head, instead of training one."""
+    any_recipe: bool = False
+    """Also take features of another recipe than the head's; an imported head needs it."""
+    of: Several = ()
+    """The sets of features, side by side in this order; all if not given."""
+    vectors: Several = ()
+    """Which vectors, where features have several columns: one for all sets, or one for each."""
+    predict: dict[Name, Several] = Field(default_factory=dict)
+    """Further features to classify, by name: folders of finished runs, one for each set of the
+    head. They go to `predictions/<head>.<name>.tsv`."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Head:
+        if bool(self.labels or self.column) == bool(self.folder):
+            raise ValueError("give labels and column to train it, or the folder where it is")
+        if self.labels and not self.column and self.task != "per_residue":
+            raise ValueError("labels and column belong together: name a table, and a column of it")
+        if self.folder and (self.group or self.kind or self.threshold or self.task):
+            raise ValueError(
+                "group, task, kind and threshold are of the training; with a folder there is none"
+            )
+        if self.mask and self.task != "per_residue":
+            raise ValueError("mask is of residues, so it needs task: per_residue")
+        if not self.has_classes and (self.kind or self.threshold):
+            raise ValueError(f"kind and threshold are of classes, and not of task {self.task}")
+        if self.threshold:
+            _, *levels = (self.threshold.get(key) for key in ("class", "precision", "recall"))
+            is_share = any(isinstance(level, float) and 0 < level <= 1 for level in levels)
+            if len(self.threshold) != 2 or "class" not in self.threshold or not is_share:
+                raise ValueError(
+                    "threshold has a class, and a precision or a recall above 0, at most 1, as in "
+                    "{class: virus, precision: 0.95} (--threshold virus --precision 0.95)"
+                )
+        if self.id_column and not self.labels:
+            raise ValueError("id_column is a column of labels: name that table, too")
+        return self
+
+    def vectors_at(self, number: int) -> str | None:
+        """Return the name of the vectors of the set with this number, if the config has it."""
+        return self.vectors[number % len(self.vectors)] if self.vectors else None
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `featuremill head train`."""
+        keys = {"column", "id_column", "group", "task", "mask", "kind"}
+        words = [*self.words_of_vectors, *words_of(self.model_dump(include=keys))]
+        if wanted := self.wanted:
+            words += [f"--threshold={wanted.class_name}", f"--{wanted.of}={wanted.level}"]
+        return words
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a head trained here predicts a class of each record."""
+        return self.task in (None, "classification")
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """The threshold, if there is one."""
+        for of in ("precision", "recall"):
+            if level := self.threshold.get(of):
+                name = self.threshold["class"]
+                class_name = name if isinstance(name, str) else f"{name:g}"
+                return Wanted(class_name, of, float(level))
+        return None
+
+    @property
+    def words_of_vectors(self) -> list[str]:
+        """The options for the vectors."""
+        return [f"--vectors={column}" for column in self.vectors]
