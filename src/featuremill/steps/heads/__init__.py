@@ -14,7 +14,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
 from featuremill.kit.text import clipped, counted, listed
-from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several, State, stated
+from featuremill.step import Ahead, Command, Name, Product, Project, Section, Several, State, stated
 
 KEY = "heads"
 ABOUT = (
@@ -171,9 +171,9 @@ def predicted(name: str, head: Head, project: Project) -> Mapping[str, Sequence[
     return {predictions_of(name, project): features_of(head, project), **more}
 
 
-def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(heads: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield missing sets of features, and vectors whose number does not fit the sets."""
-    for name, head in asked.items():
+    for name, head in heads.items():
         try:
             sets = features_of(head, project)
         except UserError as error:
@@ -187,16 +187,16 @@ def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
         for more, runs in head.predict.items():
             if len(runs) != len(sets):
                 yield (name, "predict", more), f"give {counted(len(sets), 'folder')}, as in `of`."
-            elif f"{name}.{more}" in asked:
+            elif f"{name}.{more}" in heads:
                 yield (name, "predict", more), "a head has this name; take another one."
 
 
 def problems_of_files(
-    asked: Mapping[str, Head], project: Project
+    heads: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels without the column or with wrong rows, missing heads, and heads of other
     features."""
-    for name, head in asked.items():
+    for name, head in heads.items():
         if not head.folder:
             yield from _problems_of_training(name, head, project)
         elif problem := _unfit(name, head, project):
@@ -214,7 +214,7 @@ def _problems_of_training(
         key = "group"
         _check_column(head, key, head.group, project)
         key = "labels" if head.labels else "column"
-        if not stands(made({name: head}, project), f"{KEY}.{name}", project):
+        if not stands(products({name: head}, project), f"{KEY}.{name}", project):
             classes, of_threshold = classes_of(head, project), head.class_of_threshold
             if classes and of_threshold and of_threshold not in classes:
                 raise UserError(
@@ -233,14 +233,14 @@ def _problems_of_training(
 
 
 def problems_of_records(
-    asked: Mapping[str, Head], project: Project
+    heads: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that are not of the records, and those of too few classes or groups."""
     from featuremill.steps.heads.examples import Chosen
     from featuremill.steps.heads.train import refuse_unfit
 
     fragments = fragments_of(project)
-    for name, head in asked.items():
+    for name, head in heads.items():
         runs = features_of(head, project)
         if head.folder or not are_there(head.labels, runs, project):
             continue
@@ -376,10 +376,10 @@ def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool, of_residues: 
     return differences(known.settings.model_copy(update=ahead.settings), known.settings)
 
 
-def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
+def products(heads: Mapping[str, Head], project: Project) -> Sequence[Product]:
     """Return each head that is trained here, and its predictions."""
     every = []
-    for name, head in asked.items():
+    for name, head in heads.items():
         folder = folder_of(name, head, project)
         card = f"{folder}/head.json"
         if not head.folder:
@@ -388,13 +388,13 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
             stem = Path(table).stem
             missing = str(Path(table).with_suffix(".missing.tsv"))
             every.append(
-                Made(
+                Product(
                     f"predictions.{stem}",
                     [missing, table],
                     [card, f"{folder}/{DELIVERED[0]}", *(f"{run}/manifest.json" for run in runs)],
                     [f"{project.logs}/{KEY}/{stem}.predict.log"],
                     [table, missing],
-                    asked={"vectors": list(head.vectors), "any_recipe": head.any_recipe},
+                    config={"vectors": list(head.vectors), "any_recipe": head.any_recipe},
                     figures=partial(_figures, Path(table), Path(missing)),
                 )
             )
@@ -409,7 +409,7 @@ def _figures(table: Path, missing: Path) -> Mapping[str, int]:
     return counts
 
 
-def _trained(name: str, head: Head, folder: str, project: Project) -> Made:
+def _trained(name: str, head: Head, folder: str, project: Project) -> Product:
     """Return the files of a head that is trained here."""
     fragments, card = fragments_of(project), f"{folder}/head.json"
     inputs = [
@@ -418,13 +418,13 @@ def _trained(name: str, head: Head, folder: str, project: Project) -> Made:
         *([f"{fragments}/translate.json"] if fragments else []),
     ]
     levels = (f"{name} {level}" for name, level in head.levels.items())
-    return Made(
+    return Product(
         f"{KEY}.{name}",
         [*(f"{folder}/{file}" for file in DELIVERED), card],
         inputs,
         [f"{project.logs}/{KEY}/{name}.train.log"],
         [folder],
-        asked={
+        config={
             "column": head.column,
             "id_column": head.id_column,
             "vectors": list(head.vectors),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.text import listed
-from featuremill.step import Command, Made, Project, Section
+from featuremill.step import Command, Product, Project, Section
 
 KEY = "verdicts"
 ABOUT = (
@@ -131,7 +131,7 @@ def problems_of_files(section: SECTION, project: Project) -> Iterator[tuple[tupl
             yield ("prefer",), str(error)
 
 
-def made(section: SECTION, project: Project) -> Sequence[Made]:
+def products(section: SECTION, project: Project) -> Sequence[Product]:
     """Return the table and its page."""
     table = table_of(project)
     page = table.removesuffix(".tsv") + ".html"
@@ -139,14 +139,14 @@ def made(section: SECTION, project: Project) -> Sequence[Made]:
     log = f"{project.logs}/{KEY}.log"
     counts = lambda: _figures(Path(table))  # noqa: E731
     return [
-        Made(
+        Product(
             KEY,
             [page, table],
             paths_of(inputs_of(section, project)),
             [log],
             [table, page],
             figures=counts,
-            asked=options,
+            config=options,
         )
     ]
 
