@@ -21,7 +21,7 @@ from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words
 from featuremill.status import sources, view
 from featuremill.status.project import ProjectReader
-from featuremill.step import Made, stated
+from featuremill.step import Product, stated
 from featuremill.steps import autoencoders
 from featuremill.store import run_lock
 from featuremill.store import state as digests
@@ -332,7 +332,7 @@ def test_plan_says_what_is_computed_again(tmp_path, environment):
 
 def test_a_file_of_a_step_that_is_gone_is_missed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    one = Made("one", ["a", "b"], [], [], [])
+    one = Product("one", ["a", "b"], [], [], [])
     Path("b").touch()
     assert (one.stands(), one.missing()) == ("no", ["a"])
     Path("a").touch()
@@ -349,13 +349,13 @@ def test_a_file_that_came_later_is_looked_at(tmp_path, monkeypatch):
     os.utime("table", (LONG_AGO, LONG_AGO))
     digest = sha256_of(Path("table"))
     card = lambda: stated({}, {"table": digest})  # noqa: E731
-    one = Made("one", ["made"], ["table"], [], [], card=card)
+    one = Product("one", ["made"], ["table"], [], [], card=card)
     assert one.stands() == "yes"
     digest = "0" * 64
     assert one.stands() == "older"
     digest = sha256_of(Path("table"))
-    assert one._replace(made_of=["table", "made"]).stands() == "older", "one more is read"
-    assert one._replace(made_of=[]).stands() == "older", "it is not read any more"
+    assert one._replace(inputs=["table", "made"]).stands() == "older", "one more is read"
+    assert one._replace(inputs=[]).stands() == "older", "it is not read any more"
     noted = one._replace(state=".state/one.json")
     noted.note(is_new=False)
     digest = ""
@@ -368,7 +368,7 @@ def test_a_file_that_came_later_is_looked_at(tmp_path, monkeypatch):
     Path("copy").replace("table")
     noted.note(is_new=True)
     assert noted.stands() == "older", "it came there after the file was made"
-    plain = Made("one", ["made"], ["table"], [], [])
+    plain = Product("one", ["made"], ["table"], [], [])
     assert plain.stands() == "yes", "without a digest its time counts"
     os.utime("table", (LONG_AGO + 99, LONG_AGO + 99))
     assert plain.stands() == "older"
@@ -409,7 +409,7 @@ def test_commands_are_asked_for_what_the_config_says(desk):
 
 def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     folder = Path("results/my")
-    colours = read_json(folder / ".state" / "reported.json")["asked"]
+    colours = read_json(folder / ".state" / "reported.json")["config"]
     assert colours == {"labels.file": "labels.csv", "labels.column": "kind"}
     for path in (folder / "manifest.json", folder / "embeddings.parquet"):
         path.unlink()
@@ -423,7 +423,7 @@ def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     assert (folder / "embeddings.parquet").exists()
     desk.type("featuremill", "report", folder)
     noted = read_json(folder / ".state" / "reported.json")
-    assert noted["asked"] == colours and [*noted["made_of"]] == ["labels.csv"]
+    assert noted["config"] == colours and [*noted["inputs"]] == ["labels.csv"]
 
 
 def test_a_plan_by_hand_is_that_of_the_config(desk):

@@ -78,6 +78,31 @@ def test_a_verb_that_imports_while_it_works_ends_without_a_word(stopped_at):
     assert status == 128 + signal.SIGINT and said == ""
 
 
+def test_a_verb_that_is_stopped_cleans_up_once_and_waits_for_no_thread(environment):
+    """The kernel sends a signal for each thread of a parent that is killed."""
+    script = """
+import os, signal, sys, threading
+sys.argv = ["-m", "status"]
+from featuremill import __main__
+from featuremill.status import command
+
+def run(parsed):
+    threading.Thread(target=threading.Event().wait).start()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("clean")
+
+command.run = run
+sys.exit(__main__.main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "clean\n", "")
+
+
 @pytest.mark.parametrize("module", ["snakemake.cli", "snakemake.workflow"])
 def test_a_run_that_starts_ends_without_a_word(stopped_at, module):
     assert stopped_at(module, "featuremill", "run", "my.yaml") == (-signal.SIGINT, "")

@@ -16,6 +16,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import forks
 import jsonschema
 import pytest
 import torch
@@ -130,13 +131,13 @@ SCHEMA = thing(
 class Doctor(Desk):
     """`featuremill doctor` on a simulated node."""
 
-    def __init__(self, node, folder, **world):
-        path = [*([] if world.pop("real_torch", False) else [str(PRETEND)]), str(ROOT / "src")]
-        variables = {"PYTHONPATH": os.pathsep.join(path), "PRETEND_TORCH": json.dumps(world)}
+    def __init__(self, node, folder, real_torch=False, **world):
+        variables = {"PYTHONPATH": str(ROOT / "src"), "PRETEND_TORCH": json.dumps(world)}
         super().__init__(folder, node.environment | variables)
+        self.program = "featuremill" if real_torch else "pretend_torch"
 
     def __call__(self, *arguments, status=0):
-        return self.told(self.type("featuremill", "doctor", *arguments, status=status), arguments)
+        return self.told(self.type(self.program, "doctor", *arguments, status=status), arguments)
 
     def told(self, said, arguments):
         if "--json" not in arguments:
@@ -149,8 +150,9 @@ class Doctor(Desk):
 
 
 @pytest.fixture
-def doctor(gpu_node, tmp_path):
+def doctor(gpu_node, tmp_path, monkeypatch):
     """Return a function that makes a doctor for a node of the given GPUs."""
+    monkeypatch.setattr(forks, "PROGRAMS", (*forks.PROGRAMS, "pretend_torch"))
 
     def make(*gpus, system=None, **world):
         node = gpu_node(*gpus)
@@ -416,6 +418,7 @@ def test_a_gpu_that_hangs_is_given_up_after_the_timeout(doctor, tmp_path, monkey
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     check = doctor(Gpu("GPU-0"), Gpu("GPU-1"), hangs=["GPU-1"], hung=str(hung))
+    check.environment["PYTHONPATH"] = f"{PRETEND}{os.pathsep}{check.environment['PYTHONPATH']}"
     for name, value in check.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(subprocess, "Popen", Child)
@@ -441,7 +444,7 @@ def has_ended(pid):
 
 def test_a_driver_that_hangs_is_an_issue_and_no_hang(doctor):
     check = doctor(Gpu(), system={"delay_ms": 60_000})
-    answer = check("--json", "--timeout", 5, status=1)
+    answer = check("--json", "--timeout", 1, status=1)
     assert "driver" in codes(answer)
 
 

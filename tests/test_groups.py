@@ -157,7 +157,7 @@ def test_a_touched_table_is_not_another_one(run, tmp_path):
     path = tmp_path / "genes.csv"
     project = Project("one", [], {"one": str(run)}, {}, {"one": None}.get)
     asked = {"genes": groups.Groups(table=str(path), column="gene")}
-    (made,) = groups.made(asked, project)
+    (made,) = groups.products(asked, project)
     card = tmp_path / "genes.json"
     made = made._replace(files=groups.TABLE.files(f"{tmp_path}/genes{groups.TABLE.suffix}"))
     made = made._replace(card=partial(made.card.func, card))

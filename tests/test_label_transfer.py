@@ -323,7 +323,7 @@ def test_a_group_that_is_the_record_needs_no_column(tmp_path):
 def test_a_touched_table_is_not_another_one(runs, tmp_path):
     done(tmp_path, runs.of)
     labels = tmp_path / "kinds.csv"
-    (made,) = transfer.made(
+    (made,) = transfer.products(
         {"kinds": transfer.Transfer(labels=str(labels), column="kind")},
         Project("one", [], {"one": str(runs.of)}, {}),
     )
@@ -331,7 +331,7 @@ def test_a_touched_table_is_not_another_one(runs, tmp_path):
     made = made._replace(card=partial(made.card.func, tmp_path / "kinds.json"))
     labels.touch()
     assert not made.differences().others
-    other = made._replace(made_of=[str(tmp_path / "others.csv"), *made.made_of[1:]])
+    other = made._replace(inputs=[str(tmp_path / "others.csv"), *made.inputs[1:]])
     assert other.differences().others == [str(labels)], "another table is named"
     labels.write_text(labels.read_text() + "more,x,g\n")
     assert made.differences().others == [str(labels)]

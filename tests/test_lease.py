@@ -501,6 +501,17 @@ def test_slices_are_devices(node_of):
     assert "a MIG slice has no number" in leases("--index-mode", "--devices", "MIG-a", status=2)[1]
 
 
+def test_a_process_of_several_gpus_gets_no_slice_where_whole_ones_are_enough(node_of):
+    leases = node_of(Gpu(slices=[Slice("MIG-a")]), Gpu(), Gpu())
+    _, *whole = leases.node.uuids
+    assert sorted(leases("--gpus", 2)[0].split(",")) == sorted(whole)
+    holder = leases.hold("--devices", "2")
+    assert whole[1] not in leases("--wait", 0, "--gpus", 1)[0]
+    assert leases("--wait", 0, "--gpus", 2, status=3)[0] == ""
+    end(holder)
+    assert "MIG-a" in leases("--gpus", 3)[0]
+
+
 @pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
 def test_no_visible_gpu_is_a_lease_of_the_cpu(node_of, mask):
     leases = node_of(1)

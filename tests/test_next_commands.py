@@ -85,7 +85,7 @@ def below(heading, said):
 def test_from_a_machine_that_is_ready_to_results_that_were_lost(checkout):
     checkout.write("my.fa", GOOD)
     assert below("To run", checkout.type("featuremill doctor")) == ["featuremill run YOUR.yaml"]
-    said = checkout.type("featuremill run")
+    said = checkout.type("featuremill run config/config.yaml")
     assert len(checkout.table("demo")) == 1000
     assert "sp|B3QYE3|RL15_CHLT3" in checkout.type(after("Look at them:", said))
     checkout.write("YOUR.fasta", GOOD)

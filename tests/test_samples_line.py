@@ -537,7 +537,7 @@ def test_features_are_of_the_sheets_that_translate_makes(soil):
     }
     assert all(run.files == [run.samples] for run in found.runs.values())
     before, after = found.products_around
-    assert before[0].made_of == found.files == ["samples.tsv", "a.fa", "b.fa", "stops.fa"]
+    assert before[0].inputs == found.files == ["samples.tsv", "a.fa", "b.fa", "stops.fa"]
     assert before[0].stands() == "no"
     translate(Path("samples.tsv"), Path("results/soil/translate"), "chunks")
     assert before[0].stands() == "yes"

@@ -137,7 +137,7 @@ def test_without_the_extra_of_a_step_a_run_is_refused_before_its_first_job(tmp_p
     check(maps={}, nodes=4)
     check(maps={}, dryrun=True)
     check(groups={})
-    monkeypatch.setattr(step.Made, "stands", lambda self: "yes")
+    monkeypatch.setattr(step.Product, "stands", lambda self: "yes")
     check(maps={})
 
 

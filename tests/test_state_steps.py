@@ -193,7 +193,7 @@ def test_what_is_asked_for_has_each_key_of_other_ways(key, tmp_path, monkeypatch
             write(translate=changes, virnucpro=None)
         else:
             write(**of_step(step, "s", k=None, **changes))
-        every = {made.label: made.asked for made in runs.named(Path("my.yaml")).steps}
+        every = {each.label: each.config for each in runs.named(Path("my.yaml")).steps}
         asked.append(every[{"autoencoders": "autoencoders.s"}.get(step, step)])
     assert asked[0] != asked[1]
 
@@ -260,7 +260,7 @@ def test_all_files_of_a_result_are_made_again_but_for_damage(desk, monkeypatch):
     )
     flow = Flow(workflow, validated(yaml.safe_load(Path("my.yaml").read_text()), workflow), None)
     reruns.rerun_steps(workflow, flow._config)
-    older = {file for made in flow.made for file in made.files if awaits_rerun(Path(file))}
+    older = {file for each in flow.products for file in each.files if awaits_rerun(Path(file))}
     of_training = [f"results/my/autoencoders/s/{file}" for file in DELIVERED]
     assert older == {*of_training, "results/my/heads/h/head.html"}
     flow.look_at_steps()

@@ -17,7 +17,7 @@ from featuremill.contract import StepContract
 from featuremill.flow import internals
 from featuremill.status import view
 from featuremill.status.project import ProjectState
-from featuremill.step import Made, finding
+from featuremill.step import Product, finding
 from featuremill.step.finding import commands
 
 FEATURES = {
@@ -252,7 +252,7 @@ def test_what_a_step_has_not_made_is_not_done():
 
 
 def test_status_names_the_page_and_not_the_card():
-    made = Made("head.h", ("head.html", "head.json"), [], [], [])
+    made = Product("head.h", ("head.html", "head.json"), [], [], [])
     runs = SimpleNamespace(steps=[made], num_before=1)
     state = SimpleNamespace(states={}, runs=runs, steps=["no"], figures=[{}])
     [(label, text)] = view._rows_of_project(state)
@@ -323,4 +323,4 @@ def test_vectors_that_there_will_not_be_are_refused_before_any_job(
     ],
 )
 def test_the_end_of_a_run_names_the_page_and_not_the_card(files, shown):
-    assert Made("x", files, [], [], []).shown == shown
+    assert Product("x", files, [], [], []).shown == shown

@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import pytest
 import yaml
 from broken_stores import damage_of
@@ -316,12 +317,10 @@ def test_what_makes_it_slower(see, gpu_node, environment, tmp_path, monkeypatch,
     tried = fallbacks.Fallbacks(torch.device("cpu"), torch.float32, 4, 16)
     tried.step_down(fallbacks.Fault("rotary", "relative error 0.1, at most 1e-05"))
     pretend = {"why": {"GPU-0": [caplog.messages[0]]}}
-    variables = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "pretend_torch"), str(ROOT / "src")]),
-        "PRETEND_TORCH": json.dumps(pretend),
-    }
+    variables = {"PRETEND_TORCH": json.dumps(pretend)}
+    monkeypatch.setattr(forks, "PROGRAMS", (*forks.PROGRAMS, "pretend_torch"))
     desk = Desk(tmp_path, environment | gpu_node(Gpu("GPU-0")).environment | variables)
-    see(desk.type("featuremill", "doctor").text)
+    see(desk.type("pretend_torch", "doctor").text)
 
 
 @explains(

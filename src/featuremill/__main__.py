@@ -11,6 +11,7 @@ if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import contextlib
 import difflib
 import logging
 import os
@@ -109,6 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if others:
             parser.error(f"{verb} takes no {shlex.join(others)}; see featuremill {verb} --help.")
         status = _run(parsed, words, of_plugin)
+    except _Interrupted as end:
+        if IS_PROGRAM:
+            _end_at_once(end.status)
+        raise
     except SystemExit as end:  # words that mean nothing
         if end.code == UserError.exit_status and of_plugin and of_plugin.error_status:
             raise SystemExit(of_plugin.error_status) from None
@@ -200,9 +205,29 @@ def _answer_interrupts(handler: Callable[[int, FrameType | None], Any] | signal.
             signal.signal(number, handler)
 
 
+class _Interrupted(SystemExit):
+    """A signal ends this process."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """End as the signal asks, through every `finally`."""
-    raise SystemExit(128 + number)
+    """End as the signal asks, through every `finally`. Later signals must not interrupt these: if a
+    parent with threads is killed, the kernel sends one for each thread."""
+    _answer_interrupts(lambda *_: None)
+    raise _Interrupted(128 + number)
+
+
+def _end_at_once(status: int) -> NoReturn:
+    """End without Python's shutdown, which waits for threads that still compute, and for ever for a
+    lock of h5py that one of them holds."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def _sentence(error: OSError, folder: Path | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from featuremill.kit.errors import UserError
-from featuremill.step import Command, Made, Project, Section
+from featuremill.step import Command, Product, Project, Section
 
 KEY = "tally"
 ABOUT = "Counts the records of a set of features."
@@ -21,15 +21,15 @@ class SECTION(Section):
     """What stands behind the number."""
 
 
-def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
     try:
-        project.features_of(asked.of)
+        project.features_of(section.of)
     except UserError as error:
         yield ("of",), str(error)
 
 
-def made(asked: SECTION, project: Project) -> Sequence[Made]:
-    run = project.features_of(asked.of)
+def products(section: SECTION, project: Project) -> Sequence[Product]:
+    run = project.features_of(section.of)
     file = f"{project.folder}/tally/tally.txt"
     log = f"{project.logs}/tally/tally.log"
-    return [Made("tally", [file], [f"{run}/manifest.json"], [log], [f"{project.folder}/tally"])]
+    return [Product("tally", [file], [f"{run}/manifest.json"], [log], [f"{project.folder}/tally"])]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.tables import Table, words_of
-from featuremill.step import Command, Made, Name, Project, Section
+from featuremill.step import Command, Name, Product, Project, Section
 
 KEY = "trained"
 ABOUT = "The mean vector of each class of a table."
@@ -36,22 +36,22 @@ SECTION = dict[Name, Trained]
 
 
 def problems(
-    asked: Mapping[str, Trained], project: Project
+    sections: Mapping[str, Trained], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    for name, one in asked.items():
+    for name, one in sections.items():
         try:
             project.features_of(one.of)
         except UserError as error:
             yield (name, "of"), str(error)
 
 
-def made(asked: Mapping[str, Trained], project: Project) -> Sequence[Made]:
+def products(sections: Mapping[str, Trained], project: Project) -> Sequence[Product]:
     return [
-        TABLE.made(
+        TABLE.product(
             name,
             project,
             [one.labels, f"{project.features_of(one.of)}/manifest.json"],
             {"column": one.column},
         )
-        for name, one in asked.items()
+        for name, one in sections.items()
     ]

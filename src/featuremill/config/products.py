@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from featuremill.base.change import Change
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
-from featuremill.step import Made
+from featuremill.step import Product
 from featuremill.store import formats, shared, state
 from featuremill.store.files import digest_at
 from featuremill.store.plan import Plan, Settings
@@ -45,7 +45,7 @@ def counted(config: Run, verb: str) -> dict[str, Any]:
     return counts
 
 
-def planned(config: Run, root: Path) -> Made:
+def planned(config: Run, root: Path) -> Product:
     """Return the plan in the run's folder `root`, with the keys that decide the shards and how they
     are computed. `changes_since` compares the keys that decide the values."""
     kind = type(config.options)
@@ -57,14 +57,14 @@ def planned(config: Run, root: Path) -> Made:
     return _product(root, "planned", "plan.json", values)
 
 
-def merged(config: Run, root: Path) -> Made:
+def merged(config: Run, root: Path) -> Product:
     """Return the results in the run's folder `root`, with the keys that merge depends on."""
     values = config.model_dump(mode="json", include={"outputs", "order", "max_failed"})
     card = partial(_listed_in_manifest, config, Results(root))
     return _product(root, "merged", "manifest.json", values)._replace(card=card)
 
 
-def reported(config: Run, root: Path) -> Made:
+def reported(config: Run, root: Path) -> Product:
     """Return the report in the run's folder `root`, with the labels of its map."""
     labels = config.labels
     values = {"labels.file": labels.file, "labels.column": labels.column}
@@ -93,10 +93,10 @@ def outdated(config: Run, root: Path, plan: Plan, folder: Path = Path()) -> Outd
 
 
 def _product(
-    root: Path, name: str, file: str, values: Mapping[str, Any], made_of: Sequence[str] = ()
-) -> Made:
+    root: Path, name: str, file: str, values: Mapping[str, Any], inputs: Sequence[str] = ()
+) -> Product:
     path = f"{root}/{file}"
-    return Made(path, [path], made_of, [], [], asked=values, state=state.path_of(root, name))
+    return Product(path, [path], inputs, [], [], config=values, state=state.path_of(root, name))
 
 
 def _listed_in_manifest(config: Run, folder: Results) -> State:

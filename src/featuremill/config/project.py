@@ -87,17 +87,17 @@ class ProjectConfig(NamedTuple):
         return step.Project(self.name, self.inputs, folders, self.sections, samples=self.samples)
 
     @property
-    def products(self) -> list[step.Made]:
+    def products(self) -> list[step.Product]:
         """The products of all steps; those that are inputs of features come first."""
         return [*chain.from_iterable(self.products_around)]
 
     @property
-    def products_around(self) -> tuple[list[step.Made], list[step.Made]]:
+    def products_around(self) -> tuple[list[step.Product], list[step.Product]]:
         """What they make before features, and what they make of them."""
-        before, after = list[step.Made](), list[step.Made]()
+        before, after = list[step.Product](), list[step.Product]()
         makers = _makers(self.sections)
         for key, section in self.sections.items():
-            every = step_of(key).made(section, self.for_steps)
+            every = step_of(key).products(section, self.for_steps)
             (before if key in makers else after).extend(self.for_steps.with_states(every))
         return before, after
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from featuremill import config as configs
 from featuremill.base.errors import UserError
 from featuremill.config import Run, project
-from featuremill.step import Made
+from featuremill.step import Product
 from featuremill.store import command_line, run_lock
 from featuremill.store.results import runs_below
 
@@ -22,7 +22,7 @@ class Runs(NamedTuple):
     """The path that was typed: of a folder, or of a config."""
     folders: list[Path]
     """results/<run>, or results/<run>/<name>, of each."""
-    steps: Sequence[Made] = ()
+    steps: Sequence[Product] = ()
     """The products of steps, those that features are computed of first."""
     num_before: int = 0
     """How many of these come before."""

@@ -40,7 +40,7 @@ from featuremill.flow import (
 )
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, runs_to_end, tidied
-from featuremill.step import Made
+from featuremill.step import Product
 from featuremill.store import ours, shared
 from featuremill.store.formats import files, format_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
@@ -227,7 +227,7 @@ class Flow:
         self.rules = checked.rules
         """The rule files of steps."""
         before, after = checked.products_around
-        self.made = [*before, *after]
+        self.products = [*before, *after]
         """The results of steps."""
         self._num_before = len(before)
         self.runs = {name: RunOfRules(workflow, run) for name, run in checked.runs.items()}
@@ -267,7 +267,7 @@ class Flow:
         """Keep Snakemake from deleting files of a user in the place of outputs. The rules of runs
         are in the folder of the `snakefile`."""
         of_runs = (Path(snakefile).parent / "workflow" / "rules").glob("*.smk")
-        of_steps = (Path(file) for made in self.made for file in made.files)
+        of_steps = (Path(file) for product in self.products for file in product.files)
         rules = [*of_runs, *map(Path, self.rules)]
         guard.guard(self._workflow, rules, self._outputs(), of_steps)
 
@@ -352,7 +352,8 @@ class Flow:
     def drawn(self, wildcards: Any) -> list[str]:
         """Return the files of steps that the report of the run of a job draws."""
         folder = self.of(wildcards).results
-        return [path for made in self.made if made.on_report_of == folder for path in made.files]
+        drawn = (each for each in self.products if each.on_report_of == folder)
+        return [path for each in drawn for path in each.files]
 
     def of_weights(self, wildcards: Any) -> RunOfRules:
         """Return a run that needs the weights of a job."""
@@ -410,19 +411,19 @@ class Flow:
             for run in self.runs.values()
             for file in (*(format_of(name).file for name in run.run.outputs), *others)
         ]
-        return [*of_runs, *(file for made in self.made for file in made.files)]
+        return [*of_runs, *(file for product in self.products for file in product.files)]
 
     def look_at_steps(self) -> None:
         """Keep the looks of the files of steps. At the end, they show which were written."""
-        self._looks = {made.label: _looks(made) for made in self.made}
+        self._looks = {product.label: _looks(product) for product in self.products}
 
     def note_steps(self) -> None:
         """Record the inputs of the files of steps that jobs of this process wrote."""
-        for made in self.made:
-            is_other = not made.missing() and _looks(made) != self._looks[made.label]
-            if is_other and not any(map(reruns.awaits_rerun, map(Path, made.files))):
+        for product in self.products:
+            is_other = not product.missing() and _looks(product) != self._looks[product.label]
+            if is_other and not any(map(reruns.awaits_rerun, map(Path, product.files))):
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide
-                    made.note(is_new=True)
+                    product.note(is_new=True)
 
     def say_success(self) -> None:
         """Print the results, and remove what the config's `keep` does not name."""
@@ -430,9 +431,9 @@ class Flow:
         self.note_steps()
         if "all" not in internals.quiet_about(self._workflow):
             print(closing_words(*self.folders))
-            for made in self.made:
-                if made.stands() == "yes":  # there may be a target
-                    print(f"{made.label}: {made.shown}")
+            for product in self.products:
+                if product.stands() == "yes":  # there may be a target
+                    print(f"{product.label}: {product.shown}")
         for run in self.runs.values():
             print(tidied(run.here.folder, run.run.keep), end="")
 
@@ -448,11 +449,11 @@ class Flow:
         """The project, for `status` and `top`."""
         files = internals.config_files(self._workflow)
         given = os.path.relpath(files[0]) if len(files) == 1 else self.folders[0]
-        return Runs(Path(given), [*map(Path, self.folders)], self.made, self._num_before)
+        return Runs(Path(given), [*map(Path, self.folders)], self.products, self._num_before)
 
 
-def _looks(made: Made) -> list[list[int] | None]:
-    paths = map(Path, made.files)
+def _looks(product: Product) -> list[list[int] | None]:
+    paths = map(Path, product.files)
     return [ours.looks(path) if path.exists() else None for path in paths]
 
 

@@ -103,8 +103,8 @@ def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None
         return
     for key, section in project.sections.items():
         packages = step.optional(step_of(key), "PACKAGES")
-        made = step_of(key).made(section, project.for_steps) if packages else ()
-        if any(each.stands() != "yes" for each in made):
+        results = step_of(key).products(section, project.for_steps) if packages else ()
+        if any(each.stands() != "yes" for each in results):
             with refusing(f"{project.origin.at(key)}: {key}"):
                 workload.refuse_lacking(packages)
 
@@ -378,12 +378,12 @@ def refuse_missing_of_steps(
     as the config is the same."""
     folder = project.for_steps.folder
     lacking = [
-        (made, path)
-        for made in project.products
-        for path in made.made_of
+        (product, path)
+        for product in project.products
+        for path in product.inputs
         if not (path.startswith(f"{folder}/") or Path(path).exists() or is_made(path))
     ]
-    gone = [(made, path) for made, path in lacking if Path(made.files[-1]).exists()]
+    gone = [(product, path) for product, path in lacking if Path(product.files[-1]).exists()]
     missing = [pair for pair in lacking if pair not in gone]
     if any(run.samples != project.samples for run in project.runs.values()):  # a step reads it
         for run in project.runs.values():
@@ -395,13 +395,13 @@ def refuse_missing_of_steps(
     for _, path in missing:
         if path in project.inputs:
             refuse_missing_input(workflow, path, project.inputs, project.origin)
-    for made, path in gone:
-        if why := made.differences().told:
-            raise RefusedError(_gone(_where(project, made.label), path, made.files[-1], why))
+    for product, path in gone:
+        if why := product.differences().in_words:
+            raise RefusedError(_gone(_where(project, product.label), path, product.files[-1], why))
     if problems := list(problems_of_files(project)):
         raise RefusedError("\n".join(problems))
-    for made, path in missing:
-        where = _where(project, made.label)
+    for product, path in missing:
+        where = _where(project, product.label)
         raise RefusedError(f"{where}: {path}: there is no such file; name what is there.")
 
 

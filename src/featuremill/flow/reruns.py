@@ -174,17 +174,17 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     if not internals.is_main(workflow) or internals.only_looks():
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
-    for made in (*project.products, *reports):
-        if made.missing():
+    for product in (*project.products, *reports):
+        if product.missing():
             continue
-        changes, others = made.differences()
+        changes, others = product.differences()
         if changes or others:  # newer ones, too: no rule may name them
-            is_damage_alone = not changes and {*others} <= {*made.files}
-            files = others if is_damage_alone else made.files
-            rerun(workflow, made.label, files, () if others else changes, others)
-        elif not (made.noted() or internals.is_dry(workflow)):
+            is_damage_alone = not changes and {*others} <= {*product.files}
+            files = others if is_damage_alone else product.files
+            rerun(workflow, product.label, files, () if others else changes, others)
+        elif not (product.noted() or internals.is_dry(workflow)):
             with contextlib.suppress(OSError):
-                made.note(is_new=False)
+                product.note(is_new=False)
 
 
 def rerun_for_config(workflow: Any, run: Run) -> None:
@@ -192,9 +192,9 @@ def rerun_for_config(workflow: Any, run: Run) -> None:
     folder = Results(Path(run.folder))
     if plan := folder.find_plan():
         changes = products.outdated(run, folder.root, plan)
-        product = products.planned if changes.plan else products.merged
+        product = (products.planned if changes.plan else products.merged)(run, folder.root)
         if keys := changes.plan or changes.results:
-            rerun(workflow, (made := product(run, folder.root)).label, made.files, keys)
+            rerun(workflow, product.label, product.files, keys)
 
 
 def rerun(

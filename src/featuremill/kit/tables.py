@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 from featuremill.kit.ids import ID_ALONE, IdColumns
-from featuremill.step import Made, Project, Section, State, stated
+from featuremill.step import Product, Project, Section, State, stated
 
 if TYPE_CHECKING:
     from featuremill.features import Listed
@@ -40,19 +40,19 @@ class Table(NamedTuple):
         stem = table.removesuffix(self.suffix)
         return f"{stem}.json", f"{stem}{self.beside}", table
 
-    def made(
-        self, name: str, project: Project, made_of: Sequence[str], asked: Mapping[str, Any]
-    ) -> Made:
-        """Return the table that the config calls `name`, with what belongs to it; `asked` are keys
+    def product(
+        self, name: str, project: Project, inputs: Sequence[str], config: Mapping[str, Any]
+    ) -> Product:
+        """Return the table that the config calls `name`, with what belongs to it; `config` has keys
         of the card, as the config has them."""
         files = self.files(self.of(name, project))
-        return Made(
+        return Product(
             f"{self.key}.{name}",
             files,
-            made_of,
+            inputs,
             [f"{project.logs}/{self.key}/{name}.log"],
             [f"{project.folder}/{self.key}"],
-            asked=asked,
+            config=config,
             card=partial(_listed, Path(files[0])),
             figures=partial(_figures, Path(files[0]), self.figures),
         )
@@ -107,7 +107,7 @@ def id_columns_of(project: Project, folder: str) -> IdColumns:
     return records.id_columns_of(path) if path.exists() else ID_ALONE
 
 
-def stands(products: Sequence[Made], label: str, project: Project) -> bool:
+def stands(products: Sequence[Product], label: str, project: Project) -> bool:
     """Return whether the product `label` is finished, so that no job will read its table."""
     by_label = {product.label: product for product in project.with_states(products)}
     return by_label[label].stands() == "yes"

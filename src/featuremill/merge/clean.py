@@ -107,29 +107,31 @@ def run(arguments: argparse.Namespace) -> None:
                 staying |= {*_everything(folder)} - {*paths}
         if len(folders) > 1:
             places.append(folders[0].root.parent)
-        for made in runs.steps if keep == "nothing" else ():
-            of_step = [*map(Path, (*made.removable, *made.logs, *filter(None, [made.state])))]
+        for product in runs.steps if keep == "nothing" else ():
+            of_step = [
+                *map(Path, (*product.removable, *product.logs, *filter(None, [product.state])))
+            ]
             places += of_step
             below = [path for place in of_step for path in _at(place)]
-            if made.lock and lock_holder.is_held(Path(made.lock)):
+            if product.lock and lock_holder.is_held(Path(product.lock)):
                 raise UserError(
-                    f"{Path(made.lock).parent}: a process is making {made.label}; wait for it, or "
-                    "stop it."
+                    f"{Path(product.lock).parent}: a process is making {product.label}; wait for "
+                    "it, or stop it."
                 )
-            has_record = any(ours.latest(Path(file)) for file in made.files)
-            logs = {*map(Path, made.logs)}
+            has_record = any(ours.latest(Path(file)) for file in product.files)
+            logs = {*map(Path, product.logs)}
             ours_of_step = [
                 path
                 for path in below
                 if (
                     has_record or is_log(path)
                     if path in logs
-                    else _is_lock(path, made.lock) or _is_beside(path) or ours.is_ours(path)
+                    else _is_lock(path, product.lock) or _is_beside(path) or ours.is_ours(path)
                 )
             ]
             staying |= {*below} - {*ours_of_step}
             if others := [path for path in ours_of_step if path not in every]:
-                by_place[made.label] = others
+                by_place[product.label] = others
                 every += others
         if kept := sorted(staying - {*every}):
             log.info("%s", _said_of(kept))

@@ -44,8 +44,8 @@ def totals_lines(project: ProjectState, phases: Sequence[Phase] = get_args(Phase
 
 def step_lines(project: ProjectState) -> list[str]:
     """Return how far the steps are that are not done and report it."""
-    open_steps = [made for made in project.runs.steps if not Path(made.files[-1]).exists()]
-    progress = [(made.label, made.progress()) for made in open_steps]
+    open_steps = [step for step in project.runs.steps if not Path(step.files[-1]).exists()]
+    progress = [(step.label, step.progress()) for step in open_steps]
     return [one_line(plain(f"{label}: {text}")) for label, text in progress if text]
 
 

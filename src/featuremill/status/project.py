@@ -35,7 +35,7 @@ class ProjectState:
     states: Mapping[str, RunState]
     """Of each run, by its name in the config."""
     steps: list[str] = field(default_factory=list)
-    """The state of each result of a step, in the order of `runs.steps`: that of `Made.stands`."""
+    """The state of each product of a step, in the order of `runs.steps`, by `Product.stands`."""
     figures: list[Mapping[str, int]] = field(default_factory=list)
     """What is counted in each of them."""
     is_close: bool = False
@@ -150,12 +150,12 @@ class ProjectReader:
             UserError: when the runs were not started, or cannot be read.
         """
         runs, states = self._runs, {}
-        places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]
+        places = [*runs.folders, *(Path(step.files[-1]).parent for step in runs.steps)]
         if runs.path not in runs.folders and not any(place.exists() for place in places):
             raise UserError(f"{runs.path}: this run has not started yet; type {runs.again()}.")
         for name, reader in zip(runs.names, self._readers, strict=True):
             states[name] = reader.look_closely(verifies, must_be=runs.is_one)
-        state = ProjectState(runs, states, [made.stands() for made in runs.steps], is_close=True)
+        state = ProjectState(runs, states, [step.stands() for step in runs.steps], is_close=True)
         made = [*zip(runs.steps, state.steps, strict=True)]
         state.figures = [
             {} if stands == "no" or damaged(step.files) else step.figures() for step, stands in made

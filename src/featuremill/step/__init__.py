@@ -12,6 +12,7 @@ rules, and shows the step's files in `status`, `top` and `clean`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -96,9 +97,11 @@ class Project(NamedTuple):
         """The folder of the logs of its steps, each in a folder named by its KEY."""
         return f"{self.folder}/logs"
 
-    def with_states(self, every: Iterable[Made]) -> list[Made]:
+    def with_states(self, every: Iterable[Product]) -> list[Product]:
         """Return the same, with the files that say what they were made of."""
-        return [made._replace(state=state.path_of(self.folder, made.label)) for made in every]
+        return [
+            product._replace(state=state.path_of(self.folder, product.label)) for product in every
+        ]
 
     def sheet_of(self, folder: str) -> Path | None:
         """Return the sheet of samples of the features in `folder`, unless they are elsewhere."""
@@ -133,19 +136,19 @@ class Differences(NamedTuple):
     """Input files with another content, and the files themselves if they were edited or damaged."""
 
     @property
-    def told(self) -> str:
+    def in_words(self) -> str:
         """In words; "" if there are none."""
         return in_words(self.changes) or ", ".join(self.others)
 
 
-class Made(NamedTuple):
+class Product(NamedTuple):
     """A result of a step: files that its jobs write together."""
 
     label: str
     """Its name in status, such as autoencoders.residues."""
     files: Sequence[str]
     """The targets of Snakemake. The last one is written last; status shows it."""
-    made_of: Sequence[str]
+    inputs: Sequence[str]
     """Input files. If their content or their order changes, the files are out of date."""
     logs: Sequence[str]
     """Logs of the jobs that write it, in order."""
@@ -154,9 +157,9 @@ class Made(NamedTuple):
     killed job left in a folder."""
     progress: Callable[[], str] = str
     """Returns the progress in a few words while jobs write it; "" if unknown."""
-    asked: Mapping[str, Any] = MappingProxyType({})
+    config: Mapping[str, Any] = MappingProxyType({})
     """Keys of the config that it depends on, with their values."""
-    card: Callable[[], State] = State
+    card: Callable[[], State] = partial(stated, MappingProxyType({}))
     """Returns the record that the finished files contain themselves, by `stated`. It is used until
     the file `state` exists. For input files that it does not list, the time decides."""
     figures: Callable[[], Mapping[str, int]] = dict
@@ -196,9 +199,9 @@ class Made(NamedTuple):
     def note(self, is_new: bool) -> None:
         """Write the record `state`: with the values of the config for new files, and with those
         that the files contain themselves for older ones."""
-        values = self.asked if is_new else self.card().asked
-        known = {key: value for key, value in values.items() if key in self.asked}
-        state.note(Path(self.state), self.files, self.made_of, known, is_checked=not is_new)
+        values = self.config if is_new else self.card().config
+        known = {key: value for key, value in values.items() if key in self.config}
+        state.note(Path(self.state), self.files, self.inputs, known, is_checked=not is_new)
 
     def differences(self, at: Path = Path()) -> Differences:
         """Return which keys of the config and which input files, relative to `at`, have changed
@@ -211,15 +214,15 @@ class Made(NamedTuple):
             known = self._last_record()
         if known is None:
             card = self.card()
-            made_of = card.made_of or dict.fromkeys(self.made_of, Seen(sha256=""))
+            inputs = card.inputs or dict.fromkeys(self.inputs, Seen(sha256=""))
             finished = Path(self.files[-1]).stat().st_mtime
-            known = card.model_copy(update={"made_of": made_of, "finished": finished})
+            known = card.model_copy(update={"inputs": inputs, "finished": finished})
         changes = [
-            Change(key, known.asked[key], value)
-            for key, value in self.asked.items()
-            if key in known.asked and known.asked[key] != value
+            Change(key, known.config[key], value)
+            for key, value in self.config.items()
+            if key in known.config and known.config[key] != value
         ]
-        others = known.others(self.made_of, Path(self.state).parent, at)
+        others = known.others(self.inputs, Path(self.state).parent, at)
         return Differences(changes, [*dict.fromkeys([*changed, *others])])
 
 
@@ -258,11 +261,11 @@ class Step(Protocol):
     COMMANDS: Mapping[str, Command]
 
     def problems(self, section: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield errors of the section `asked` that would end a job: the key below KEY, and a
+        """Yield errors of the `section` that would end a job: the key below KEY, and a
         sentence. Opens no file that a job may make."""
 
-    def made(self, section: Any, project: Project) -> Sequence[Made]:
-        """Return what is made, in order."""
+    def products(self, section: Any, project: Project) -> Sequence[Product]:
+        """Return its results, in the order of their jobs."""
 
 
 class OptionalAttributes:

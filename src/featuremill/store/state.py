@@ -90,9 +90,9 @@ class Seen(Record):
 class State(JsonFile):
     """The record of some files."""
 
-    asked: dict[str, Any] = Field(default_factory=dict)
+    config: dict[str, Any]
     """Keys of the config and their values."""
-    made_of: dict[str, Seen] = Field(default_factory=dict)
+    inputs: dict[str, Seen]
     """Input files by path."""
     files: dict[str, Seen] = Field(default_factory=dict)
     """Output files by path relative to the folder of the project or of the run."""
@@ -107,12 +107,12 @@ class State(JsonFile):
             for file, inside in ((file, os.path.relpath(file, folder.parent)) for file in files)
         )
 
-    def others(self, made_of: Iterable[str], folder: Path, at: Path = Path()) -> list[str]:
-        """Return the inputs `made_of`, relative to `at`, that have another content or another place
+    def others(self, inputs: Iterable[str], folder: Path, at: Path = Path()) -> list[str]:
+        """Return the `inputs`, relative to `at`, that have another content or another place
         in the order than when they were read, and inputs that are no longer listed. Missing files
         are left out."""
-        known = {str(Path(name)): seen for name, seen in self.made_of.items()}
-        named = {str(Path(name)): at / name for name in made_of}
+        known = {str(Path(name)): seen for name, seen in self.inputs.items()}
+        named = {str(Path(name)): at / name for name in inputs}
         then = [name for name in known if name in named]
         now = [name for name in named if name in known]
         moved = {name for name, before in zip(now, then, strict=True) if name != before}
@@ -135,23 +135,23 @@ def path_of(folder: str | Path, product: str) -> str:
     return f"{folder}/{FOLDER}/{product}.json"
 
 
-def stated(asked: Mapping[str, Any], sha256: Mapping[str, str] = MappingProxyType({})) -> State:
+def stated(config: Mapping[str, Any], sha256: Mapping[str, str] = MappingProxyType({})) -> State:
     """Return the record that finished files contain themselves: options by key, and the sha256 of
     inputs by path."""
     return State(
-        asked=dict(asked), made_of={name: Seen(sha256=digest) for name, digest in sha256.items()}
+        config=dict(config), inputs={name: Seen(sha256=digest) for name, digest in sha256.items()}
     )
 
 
 def note(
     path: Path,
     files: Iterable[str],
-    made_of: Iterable[str],
-    asked: Mapping[str, Any],
+    inputs: Iterable[str],
+    config: Mapping[str, Any],
     is_checked: bool = False,
 ) -> None:
-    """Write the record of `files`, the last of which was written last, with the inputs `made_of`
-    and the keys of the config `asked`.
+    """Write the record of `files`, the last of which was written last, its `inputs` and
+    the keys of the `config` that it depends on.
 
     An input that is newer than the files is left out, as it may not be what was read, unless its
     content `is_checked`.
@@ -160,9 +160,9 @@ def note(
     folder.mkdir(parents=True, exist_ok=True)
     made = {os.path.relpath(file, folder.parent): Seen.at(Path(file), folder) for file in files}
     finished = math.inf if is_checked else Path([*files][-1]).stat().st_mtime
-    existing = [Path(read) for read in made_of if Path(read).exists()]
+    existing = [Path(read) for read in inputs if Path(read).exists()]
     read = {str(each): Seen.at(each, folder) for each in existing if came_at(each) <= finished}
-    State(asked=dict(asked), made_of=read, files=made).write(path)
+    State(config=dict(config), inputs=read, files=made).write(path)
 
 
 def damaged(files: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import words_of
-from featuremill.step import Command, Made, Name, Project, Section, Several, State, stated
+from featuremill.step import Command, Name, Product, Project, Section, Several, State, stated
 from featuremill.steps.autoencoders import variables
 from featuremill.steps.autoencoders.progress import LOCK, latest
 from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
@@ -114,12 +114,12 @@ def encoded(autoencoder: Autoencoder, project: Project) -> Mapping[str, str]:
 
 
 def problems(
-    asked: Mapping[str, Autoencoder], project: Project
+    sections: Mapping[str, Autoencoder], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the errors that a training would report."""
     from featuremill.steps.autoencoders.card import Options, refuse_other_count
 
-    for name, autoencoder in asked.items():
+    for name, autoencoder in sections.items():
         options = partial(autoencoder.model_dump, include=set(OPTIONS))
         checks: dict[str, Callable[[], Any]] = {
             "of": partial(project.features_of, autoencoder.of),
@@ -135,12 +135,12 @@ def problems(
 
 
 def problems_of_files(
-    asked: Mapping[str, Autoencoder], project: Project
+    sections: Mapping[str, Autoencoder], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield a missing column of vectors, or several columns without a choice."""
     from featuremill.features import chosen
 
-    for name, autoencoder in asked.items():
+    for name, autoencoder in sections.items():
         features = autoencoder.of or next(iter(project.features))
         try:
             if ahead := project.ahead(features):
@@ -149,20 +149,20 @@ def problems_of_files(
             yield (name, "vectors"), str(error)
 
 
-def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
+def products(sections: Mapping[str, Autoencoder], project: Project) -> Sequence[Product]:
     """Return each autoencoder with its page, and the tables that it encodes."""
     every = []
-    for name, autoencoder in asked.items():
+    for name, autoencoder in sections.items():
         folder, logs = folder_of(name, project), f"{project.logs}/{KEY}/{name}"
         every.append(
-            Made(
+            Product(
                 f"{KEY}.{name}",
                 [f"{folder}/{file}" for file in DELIVERED],
                 [f"{project.features_of(autoencoder.of)}/manifest.json"],
                 [f"{logs}.train.log", f"{logs}.report.log"],
                 [folder],
                 partial(latest, Path(folder)),
-                asked=_options(autoencoder),
+                config=_options(autoencoder),
                 card=partial(_listed, Path(folder)),
                 lock=f"{folder}/{LOCK}",
             )
@@ -174,7 +174,7 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
                 f"{KEY}.{name}.{table}",
                 f"{logs}.{table}.log",
             )
-            every.append(Made(label, [file], inputs, [log], [file]))
+            every.append(Product(label, [file], inputs, [log], [file]))
     return every
 
 

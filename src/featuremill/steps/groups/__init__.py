@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
-from featuremill.step import Command, Made, Name, Project, Section
+from featuremill.step import Command, Name, Product, Project, Section
 from featuremill.steps.groups.table import KEY as KEY
 from featuremill.steps.groups.table import TABLE as TABLE
 from featuremill.steps.groups.table import Pool as Pool
@@ -103,7 +103,7 @@ def problems_of_files(
             if section.table and section.column and Path(section.table).exists():
                 ids = id_columns, section.id_column or ""
                 labels.check(Path(section.table), section.column, *ids)
-                if not stands(made({name: section}, project), f"{KEY}.{name}", project):
+                if not stands(products({name: section}, project), f"{KEY}.{name}", project):
                     labels.read_ahead(Path(section.table), section.column, None, *ids)
             elif sheet and section.column and sheet.exists():
                 samples.read(sheet).refuse_unknown(section.column)
@@ -136,10 +136,10 @@ def problems_of_records(
             yield (name, "table" if table else "column"), str(error)
 
 
-def made(sections: Mapping[str, Groups], project: Project) -> Sequence[Made]:
+def products(sections: Mapping[str, Groups], project: Project) -> Sequence[Product]:
     """Return each table with the members of its groups, and the files it is made of."""
     return [
-        TABLE.made(
+        TABLE.product(
             name,
             project,
             [*filter(None, [section.table]), f"{project.features_of(section.of)}/manifest.json"],

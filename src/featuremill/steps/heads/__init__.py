@@ -10,7 +10,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands
 from featuremill.kit.text import counted, listed
-from featuremill.step import Command, Made, Name, Project, State, stated
+from featuremill.step import Command, Name, Product, Project, State, stated
 from featuremill.steps.heads.section import Head as Head
 
 KEY = "heads"
@@ -64,9 +64,9 @@ def predicted(name: str, head: Head, project: Project) -> Mapping[str, Sequence[
     return {predictions_of(name, project): features_of(head, project), **more}
 
 
-def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(heads: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield missing sets of features, and vectors whose number does not fit the sets."""
-    for name, head in asked.items():
+    for name, head in heads.items():
         try:
             sets = features_of(head, project)
         except UserError as error:
@@ -80,17 +80,17 @@ def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
         for more, runs in head.predict.items():
             if len(runs) != len(sets):
                 yield (name, "predict", more), f"give {counted(len(sets), 'folder')}, as in `of`."
-            elif f"{name}.{more}" in asked:
+            elif f"{name}.{more}" in heads:
                 yield (name, "predict", more), "a head has this name; take another one."
 
 
 def problems_of_files(
-    asked: Mapping[str, Head], project: Project
+    heads: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield missing columns, vectors and heads, and heads of other features."""
     from featuremill.features import chosen
 
-    for name, head in asked.items():
+    for name, head in heads.items():
         if head.folder:
             try:
                 _refuse_unfit(name, head, project)
@@ -113,10 +113,10 @@ def problems_of_files(
 
 
 def problems_of_records(
-    asked: Mapping[str, Head], project: Project
+    heads: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that are not of the records, and those of too few classes or groups."""
-    for name, head in asked.items():
+    for name, head in heads.items():
         try:
             classes_of(name, head, project)
         except UserError as error:
@@ -161,10 +161,10 @@ def _check_column(name: str, head: Head, key: str, column: str | None, project: 
     elif Path(head.labels).exists() and (
         key != "group" or not id_columns.keys or (sheet and column not in sheet.about)
     ):
-        arguments = None, id_columns, head.id_column or ""
-        labels.check(Path(head.labels), column, *arguments[1:])
-        if key == "column" and not stands(made({name: head}, project), f"{KEY}.{name}", project):
-            labels.read_ahead(Path(head.labels), column, *arguments)
+        ids, own = (id_columns, head.id_column or ""), products({name: head}, project)
+        labels.check(Path(head.labels), column, *ids)
+        if key == "column" and not stands(own, f"{KEY}.{name}", project):
+            labels.read_ahead(Path(head.labels), column, None, *ids)
 
 
 def _refuse_unfit(name: str, head: Head, project: Project) -> None:
@@ -207,10 +207,10 @@ def _refuse_unfit(name: str, head: Head, project: Project) -> None:
     refuse_other_features(parts, card, folder, takes_any_recipe)
 
 
-def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
+def products(heads: Mapping[str, Head], project: Project) -> Sequence[Product]:
     """Return each head that is trained here, and its predictions."""
     every = []
-    for name, head in asked.items():
+    for name, head in heads.items():
         folder = folder_of(name, head, project)
         card = f"{folder}/head.json"
         if not head.folder:
@@ -219,13 +219,13 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
             stem = Path(table).stem
             missing = str(Path(table).with_suffix(".missing.tsv"))
             every.append(
-                Made(
+                Product(
                     f"predictions.{stem}",
                     [missing, table],
                     [card, f"{folder}/{DELIVERED[0]}", *(f"{run}/manifest.json" for run in runs)],
                     [f"{project.logs}/{KEY}/{stem}.predict.log"],
                     [table, missing],
-                    asked={"vectors": list(head.vectors), "any_recipe": head.any_recipe},
+                    config={"vectors": list(head.vectors), "any_recipe": head.any_recipe},
                     figures=partial(_figures, Path(table), Path(missing)),
                 )
             )
@@ -240,7 +240,7 @@ def _figures(table: Path, missing: Path) -> Mapping[str, int]:
     return counts
 
 
-def _trained(name: str, head: Head, folder: str, project: Project) -> Made:
+def _trained(name: str, head: Head, folder: str, project: Project) -> Product:
     """Return the files of a head that is trained here."""
     fragments, card = fragments_of(project), f"{folder}/head.json"
     inputs = [
@@ -248,13 +248,13 @@ def _trained(name: str, head: Head, folder: str, project: Project) -> Made:
         *(f"{run}/manifest.json" for run in features_of(head, project)),
         *([f"{fragments}/translate.json"] if fragments else []),
     ]
-    return Made(
+    return Product(
         f"{KEY}.{name}",
         [*(f"{folder}/{file}" for file in DELIVERED), card],
         inputs,
         [f"{project.logs}/{KEY}/{name}.train.log"],
         [folder],
-        asked={
+        config={
             "column": head.column,
             "id_column": head.id_column,
             "vectors": list(head.vectors),

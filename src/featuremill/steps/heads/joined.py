@@ -133,9 +133,9 @@ class Joined:
                 if not np.isfinite(lot).all():
                     strange = int(np.flatnonzero(~np.isfinite(lot).all(1))[0])
                     raise UserError(
-                        f"{part.name}: the vector of record {clipped(ids[strange])!r} in {part.column} "
-                        "has a number that is not finite, of which no score can be made; leave "
-                        "that record out, or have its features computed anew."
+                        f"{part.name}: the vector of record {clipped(ids[strange])!r} in "
+                        f"{part.column} has a number that is not finite, of which no score can be "
+                        "made; leave that record out, or have its features computed anew."
                     )
             if ids:
                 yield ids, lots[0] if len(lots) == 1 else np.concatenate(lots, axis=1)

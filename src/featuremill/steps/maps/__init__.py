@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Made, Project, Section, State, stated
+from featuremill.step import Command, Product, Project, Section, State, stated
 from featuremill.steps.maps.limits import FILE as FILE
 from featuremill.steps.maps.limits import PERPLEXITY
 
@@ -55,16 +55,16 @@ def problems(*_: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     return iter(())
 
 
-def made(section: Maps, project: Project) -> Sequence[Made]:
+def products(section: Maps, project: Project) -> Sequence[Product]:
     """Return the map of each set of features."""
     return [
-        Made(
+        Product(
             f"{KEY}.{name}",
             [f"{folder}/{FILE}"],
             [f"{folder}/manifest.json"],
             [f"{folder}/logs/{KEY}.log"],
             [f"{folder}/{FILE}"],
-            asked={"seed": section.seed, "perplexity": section.perplexity},
+            config={"seed": section.seed, "perplexity": section.perplexity},
             card=partial(_listed, Path(folder)),
             on_report_of=folder,
         )

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
-from featuremill.step import Ahead, Command, Made, Name, Project, Section
+from featuremill.step import Ahead, Command, Name, Product, Project, Section
 from featuremill.steps.transfer.table import KEY as KEY
 from featuremill.steps.transfer.table import TABLE as TABLE
 
@@ -91,10 +91,10 @@ def features_of(section: Transfer, project: Project) -> list[str]:
 
 
 def problems(
-    asked: Mapping[str, Transfer], project: Project
+    sections: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield features that there are not."""
-    for name, section in asked.items():
+    for name, section in sections.items():
         for key in ("of", "reference"):
             try:
                 if key == "of" or section.reference:
@@ -104,13 +104,13 @@ def problems(
 
 
 def problems_of_files(
-    asked: Mapping[str, Transfer], project: Project
+    sections: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield columns that a table of labels lacks, its wrong rows, vectors that the features will
     not have, and a reference of other features."""
     from featuremill.inputs import labels
 
-    for name, section in asked.items():
+    for name, section in sections.items():
         table, id_column = Path(section.labels), section.id_column or ""
         key = "column"
         try:
@@ -121,7 +121,7 @@ def problems_of_files(
                 if section.group not in (None, labels.ID):
                     labels.check(table, section.group, id_columns, id_column)
             key = "labels"
-            if not stands(made({name: section}, project), f"{KEY}.{name}", project):
+            if not stands(products({name: section}, project), f"{KEY}.{name}", project):
                 labels.read_ahead(table, section.column, section.group, id_columns, id_column)
         except UserError as error:
             yield (name, key), str(error)
@@ -135,12 +135,12 @@ def problems_of_files(
 
 
 def problems_of_records(
-    asked: Mapping[str, Transfer], project: Project
+    sections: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that are not of the records."""
     from featuremill.steps.transfer.write import Chosen, labelled
 
-    for name, section in asked.items():
+    for name, section in sections.items():
         *_, folder = features_of(section, project)
         if not are_there(section.labels, [folder], project):
             continue
@@ -199,10 +199,10 @@ def _differ(ahead: Ahead, other: str, section: Transfer, project: Project) -> bo
     return any(recipe[key] != value for key, value in ahead.settings.items())
 
 
-def made(sections: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
+def products(sections: Mapping[str, Transfer], project: Project) -> Sequence[Product]:
     """Return each table, with the records that have no label and what is known of its accuracy."""
     return [
-        TABLE.made(
+        TABLE.product(
             name,
             project,
             [section.labels, *(f"{run}/manifest.json" for run in features_of(section, project))],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Made, Project, State, stated
+from featuremill.step import Command, Product, Project, State, stated
 from featuremill.steps.translate.names import (
     FRAGMENTS,
     KINDS,
@@ -42,20 +42,20 @@ def folder_of(project: Project) -> str:
     return f"{project.folder}/{KEY}"
 
 
-def records(asked: SECTION, project: Project) -> Mapping[str, str]:  # noqa: ARG001
+def records(section: SECTION, project: Project) -> Mapping[str, str]:  # noqa: ARG001
     """Return the files of fragments by what they are."""
     folder, names = folder_of(project), SHEETS if project.samples else KINDS
     return {kind: f"{folder}/{name}" for kind, name in names.items()}
 
 
-def records_now(asked: SECTION, project: Project, folder: Path) -> Mapping[str, Path]:
+def records_now(section: SECTION, project: Project, folder: Path) -> Mapping[str, Path]:
     """Return the same, translated into `folder` where that was not done yet."""
     from featuremill.steps.translate.command import translate
 
     now, there = folder / KEY, Path(folder_of(project))
     inputs = [Path(path) for path in project.inputs]
     inputs_or_sheet = Path(project.samples) if project.samples else inputs
-    translate(inputs_or_sheet, there, asked.by, now, **asked.options)
+    translate(inputs_or_sheet, there, section.by, now, **section.options)
     done, names = now if now.exists() else there, SHEETS if project.samples else KINDS
     return {kind: done / name for kind, name in names.items()}
 
@@ -67,28 +67,28 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str]:
     return shlex.join(words), f"{folder}/{PROTEINS}"
 
 
-def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:  # noqa: ARG001
+def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:  # noqa: ARG001
     """Yield an option that has no effect here, or cannot have its value."""
     try:
-        settled(asked.by, asked.options, lambda name, value: f"{name}: {value}".rstrip(": "))
+        settled(section.by, section.options, lambda name, value: f"{name}: {value}".rstrip(": "))
     except UserError as error:
         yield (), str(error)
 
 
-def made(asked: SECTION, project: Project) -> Sequence[Made]:
+def products(section: SECTION, project: Project) -> Sequence[Product]:
     """Return the fragments."""
     folder = folder_of(project)
     inputs = _inputs(project)
-    options = settled(asked.by, asked.options, lambda name, _: name)
+    options = settled(section.by, section.options, lambda name, _: name)
     return [
-        Made(
+        Product(
             KEY,
             [f"{folder}/{name}" for name in (*files_of(project).values(), SUMMARY)],
             inputs,
             [f"{project.logs}/{KEY}.log"],
             [folder],
             lock=f"{folder}/{LOCK}",
-            asked={"by": asked.by, "method": asked.method, **options},
+            config={"by": section.by, "method": section.method, **options},
             card=lambda: _listed(Path(folder)),
             figures=lambda: _figures(Path(folder)),
         )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.text import listed
-from featuremill.step import Command, Made, Project, Section
+from featuremill.step import Command, Product, Project, Section
 
 Problems = Iterator[tuple[tuple[str, ...], str]]
 KEY = "verdicts"
@@ -139,7 +139,7 @@ def _not_among(classes: Sequence[str], section: SECTION, source: str) -> Problem
         yield ("prefer",), str(error)
 
 
-def made(section: SECTION, project: Project) -> Sequence[Made]:
+def products(section: SECTION, project: Project) -> Sequence[Product]:
     """Return the table and its page."""
     table = table_of(project)
     page = table.removesuffix(".tsv") + ".html"
@@ -147,14 +147,14 @@ def made(section: SECTION, project: Project) -> Sequence[Made]:
     log = f"{project.logs}/{KEY}.log"
     counts = lambda: _figures(Path(table))  # noqa: E731
     return [
-        Made(
+        Product(
             KEY,
             [page, table],
             paths_of(inputs_of(section, project)),
             [log],
             [table, page],
             figures=counts,
-            asked=options,
+            config=options,
         )
     ]
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Made, Project, Section
+from featuremill.step import Command, Product, Project, Section
 
 KEY = "virnucpro"
 ABOUT = (
@@ -127,14 +127,14 @@ def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ..
         yield (), f"its files are of windows, not of {by}; write translate: {{by: virnucpro}}."
 
 
-def made(section: SECTION, project: Project) -> Sequence[Made]:
+def products(section: SECTION, project: Project) -> Sequence[Product]:
     """Return the files."""
     from featuremill.steps import verdicts
 
     folder = folder_of(section, project)
-    made_of = verdicts.paths_of(inputs_of(section, project))
+    inputs = verdicts.paths_of(inputs_of(section, project))
     options = {**section.model_dump(include={"files"}), "sets": [*sets_of(section, project)]}
     names = (*(f"{project.name}_{kind}" for kind in ("merged", "nucleotide", "protein")), FAILED)
     removable = [str(folder / name) for name in names]
     log = f"{project.logs}/{KEY}.log"
-    return [Made(KEY, files_of(section, project), made_of, [log], removable, asked=options)]
+    return [Product(KEY, files_of(section, project), inputs, [log], removable, config=options)]
