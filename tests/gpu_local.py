@@ -6,6 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import forks
 from leases import Leases
 from programs import PATIENCE_SECONDS, wait_for
 
@@ -16,6 +17,9 @@ OPTIONS = ("--executor", "gpu-local", "--cores", "8", "--nocolor")
 
 class Machine:
     """A folder with a workflow, on a node."""
+
+    is_forked = True
+    """False where files below TMPDIR are looked at: what is forked has those of its server."""
 
     def __init__(self, folder, node, environment, interpreter=sys.executable, prefix=()):
         """`prefix` has the words of a program that starts Snakemake, as one for another user."""
@@ -43,7 +47,8 @@ class Machine:
         """Start Snakemake; what it prints is in a file."""
         log = self.folder / f"log{len(self._started)}"
         with log.open("w") as file:
-            process = subprocess.Popen(
+            popen = forks.Forked if self.is_forked else subprocess.Popen
+            process = popen(
                 [*self.prefix, self.interpreter, "-m", "snakemake", *OPTIONS, *map(str, words)],
                 cwd=self.folder,
                 env={**self.leases.environment, **dict(variables)},

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import forks
 import pytest
 from nvml_node import Node
 from programs import PATIENCE_SECONDS, wait_for
@@ -22,6 +23,9 @@ NOBODY = 65534
 
 class Leases:
     """Runs leases in the environment of a node."""
+
+    is_forked = True
+    """False where the words of a holder are looked at: what is forked has those of its server."""
 
     def __init__(self, node, environment, interpreter=sys.executable):
         self.node = node
@@ -43,7 +47,8 @@ class Leases:
         environment = {**self.environment, **dict(variables)}
         pipe = subprocess.PIPE
         options = {"stdout": pipe, "stderr": pipe, "text": True, **more}
-        process = subprocess.Popen(command, env=environment, **options)
+        popen = forks.Forked if self.is_forked else subprocess.Popen
+        process = popen(command, env=environment, **options)
         self._started.append(process)
         return process
 
@@ -68,9 +73,10 @@ class Leases:
     def list(self):
         """Return the lines of `featuremill lease --list`."""
         words = [self.interpreter, "-m", "featuremill", "lease", "--list"]
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        process = self._popen(words)
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        return out.splitlines()
 
     def num_held(self):
         """Return how many slots are held, as a look at the locks tells."""

@@ -169,6 +169,7 @@ SAY = """
 
 def test_who_waits_says_for_what_again_and_again(node_of):
     leases = node_of(3)
+    leases.is_forked = False
     holder = leases.hold("--devices", "1")
     leases.node.run_on(leases.node.uuids[2], os.getpid())
     head = leases.python(SAY, "3")
@@ -594,6 +595,7 @@ def test_what_the_outside_gave_is_honoured(node_of, variable, value, num_gpus, n
 def test_a_given_gpu_that_others_have_is_said_once_a_session(node_of):
     """With who has it and what to do: the jobs of a run are of one session."""
     leases, given = node_of(1), {"NVIDIA_VISIBLE_DEVICES": "0"}
+    leases.is_forked = False
     holder = leases.hold(variables=given)
     _, said = leases(variables=given)
     assert (
@@ -736,6 +738,7 @@ def test_settings_come_from_variables_and_the_command_line_beats_them(node_of):
 
 def test_the_list_says_who_has_what(node_of):
     leases = node_of(2)
+    leases.is_forked = False
     assert [line.split()[-1] for line in leases.list()[1:]] == ["free", "free"]
     holder = leases.hold("--slots-per-gpu", 2)
     row = leases.list()[1]
