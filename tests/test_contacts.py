@@ -22,13 +22,13 @@ from esm2_models import (
     save_hugging_face,
     tokens_of,
 )
+from programs import ForkedWorkload
 from safetensors.torch import load_file, save_file
 
 import featuremill
 from featuremill.__main__ import main
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.contract import WorkloadContract
 from featuremill.workload import RecordFailed, option_files
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
@@ -542,7 +542,7 @@ def surroundings(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("surroundings")
-class TestContacts(WorkloadContract):
+class TestContacts(ForkedWorkload):
     workload = "contacts"
     inputs = ("few.fa",)
     options = MappingProxyType(

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pyarrow as pa
 import pytest
 from conftest import PLUGINS, ROOT
-from programs import fasta, random_records
+from programs import ForkedWorkload, fasta, random_records
 
 from featuremill.contract import WorkloadContract
 
@@ -30,7 +30,7 @@ def surroundings(tmp_path_factory, environment):
         yield
 
 
-class TestComposition(WorkloadContract):
+class TestComposition(ForkedWorkload):
     workload = "composition"
     inputs = (DEMO,)
 
@@ -44,7 +44,7 @@ class TestComposition(WorkloadContract):
         super().test_a_shard_goes_on_after_a_kill(tmp_path_factory)
 
 
-class TestEsm2(WorkloadContract):
+class TestEsm2(ForkedWorkload):
     workload = "esm2"
     inputs = ("few.fa",)
     options = MappingProxyType(
@@ -61,7 +61,7 @@ def random_esmc(surroundings):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("random_esmc")
-class TestEsmc(WorkloadContract):
+class TestEsmc(ForkedWorkload):
     workload = "esmc"
     inputs = ("few.fa",)
     options = MappingProxyType({"model": "esmc", "dtype": "fp32", "layers": [1, -1]})
@@ -69,7 +69,7 @@ class TestEsmc(WorkloadContract):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("random_esmc")
-class TestScoresOfAnEsmC(WorkloadContract):
+class TestScoresOfAnEsmC(ForkedWorkload):
     workload = "scores"
     inputs = ("few.fa",)
     options = MappingProxyType(
@@ -78,7 +78,7 @@ class TestScoresOfAnEsmC(WorkloadContract):
 
 
 @pytest.mark.slow
-class TestAnOptionFile(WorkloadContract):
+class TestAnOptionFile(ForkedWorkload):
     workload = "numbered"
     inputs = ("few.fa",)
     options = MappingProxyType({"number": "number.txt"})

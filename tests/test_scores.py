@@ -21,13 +21,13 @@ from esm2_models import (
 )
 from esmc_models import esmc as esmc_model
 from esmc_models import save_package, save_research
+from programs import ForkedWorkload
 from safetensors.torch import load_file
 
 import featuremill
 from featuremill.__main__ import main
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.contract import WorkloadContract
 from featuremill.report import facts
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
@@ -694,7 +694,7 @@ def surroundings(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("surroundings")
-class TestScores(WorkloadContract):
+class TestScores(ForkedWorkload):
     workload = "scores"
     inputs = ("few.csv",)
     options = MappingProxyType(EVERYTHING)
