@@ -465,7 +465,7 @@ def test_options_are_validated_once_in_each_command(desk, monkeypatch):
         calls.clear()
     workflow = SimpleNamespace(modifier=SimpleNamespace(parent_modifier=None))
     monkeypatch.setattr(internals, "is_imported", lambda workflow: False)
-    monkeypatch.setattr(internals, "is_main", internals.or_else(True)(lambda workflow: True))
+    monkeypatch.setattr(internals, "is_main", internals.or_return(True)(lambda workflow: True))
     monkeypatch.setattr(sys, "argv", ["snakemake"])
     monkeypatch.setattr(run_lock, "CLAIMED", {})
     begun = context.begin(workflow, CONFIG, Failures())

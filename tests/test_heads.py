@@ -46,8 +46,8 @@ from featuremill.steps.heads import (
     charts,
     figures,
     fitting,
-    held_out,
     page,
+    predict,
     train,
 )
 from featuremill.steps.heads import network as network_of
@@ -611,17 +611,17 @@ def test_a_run_without_a_table_is_read_from_its_parts(runs, labels, tmp_path):
 
 def test_a_head_knows_records_by_their_sequence_and_not_by_their_id():
     """Contigs of every assembly have the same ids."""
-    told = held_out.HeldOut(
+    told = card.HeldOut(
         ["a", "b"], ["1", "2"], ["x", "y"], ["a", "b"], np.array([[0.9, 0.1], [0.2, 0.8]])
     )
     pairs = {"a": "7", "c": "2", "d": "9"}  # another a, and b under another name
     run = SimpleNamespace(recipe="r", digests=lambda: pairs.items())
     own = np.full((3, 2), 0.5)
-    seen = held_out.Seen(told, run)
+    seen = predict.Seen(told, run)
     scores, is_seen = seen.held_out([*pairs], own)
     assert is_seen == ["no", "yes", "no"]
     assert scores.tolist() == [[0.5, 0.5], [0.2, 0.8], [0.5, 0.5]]
-    for unknown in (held_out.Seen(None, run), held_out.Seen(told, SimpleNamespace(recipe=None))):
+    for unknown in (predict.Seen(None, run), predict.Seen(told, SimpleNamespace(recipe=None))):
         assert unknown.held_out(["a"], own[:1])[1] == ["unknown"]
 
 

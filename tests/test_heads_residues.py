@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 from test_heads import card_of, head, refusal, table_of
 
 from featuremill.merge.command import merge
-from featuremill.steps.heads import Head, figures, residues
+from featuremill.step import Project
+from featuremill.steps.heads import Head, classes_of, figures, problems_of_records, residues
 from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.examples import Examples
 from featuremill.steps.heads.fitting import Logistic
@@ -274,6 +275,16 @@ def test_what_does_not_go_together_is_one_sentence(run, tmp_path, capfd):
     words = ["predict", folder, run, "--output", tmp_path / "p.tsv"]
     assert "train the head again" in refusal(capfd, *words, status=4)
     assert not (tmp_path / "p.tsv").exists()
+
+
+def test_labels_of_residues_of_a_run_elsewhere_are_checked_ahead(run, tmp_path):
+    labels = fasta_of(tmp_path / "l.fasta", LETTERS)
+    project = Project("my", (), {"my": "results/my"}, {})
+    section = Head(labels=str(labels), task="per_residue", vectors="residues", of=str(run))
+    assert classes_of("ss", section, project) == ["C", "E", "H"]
+    fasta_of(labels, LETTERS[:1])
+    ((key, sentence),) = problems_of_records({"ss": section}, project)
+    assert key == ("ss", "labels") and " has 1 record, and a head needs 3 " in sentence
 
 
 def test_a_config_has_labels_of_residues(run, tmp_path, environment):

@@ -55,7 +55,6 @@ def test_a_threshold_is_the_one_with_most_records_or_fewest(of, level):
 
 def test_the_class_is_taken_where_its_score_reaches_and_else_the_best_of_the_others():
     scores = np.array([[0.3, 0.6, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
-    assert decided(scores, None).tolist() == [1, 1, 2]
     assert decided(scores, 0, 0.2).tolist() == [0, 0, 2]
     assert decided(scores, 1, 0.55).tolist() == [1, 2, 2]
     assert decided(scores, 1, np.array([1.0, 0.0, 0.0])).tolist() == [0, 1, 1]

@@ -16,7 +16,7 @@ from programs import NO_REPORT, Workflow, random_records
 
 from featuremill.flow import internals
 
-NAMES = sorted(internals.REACHES)
+NAMES = sorted(internals.INTERNAL_CALLS)
 NOTHING = {
     "below_prefix": (object(), "a/path"),
     "rule_name": (object(), "plan"),
@@ -56,10 +56,10 @@ def computed_without(names, folder, environment):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reach_that_finds_nothing_gives_way_and_says_so_once(name, monkeypatch):
-    found = internals.REACHES[name]
+    found = internals.INTERNAL_CALLS[name]
     said = []
     monkeypatch.setattr(internals.log, "debug", said.append)
-    monkeypatch.setattr(found, "gave_way", False)
+    monkeypatch.setattr(found, "has_failed", False)
     for _ in range(2):
         found(*NOTHING.get(name, (object(),)))
     about = [text for text in said if f" {name}: " in text]

@@ -330,7 +330,7 @@ def test_a_lock_of_a_living_run_does_not_advise_to_unlock(tmp_path, monkeypatch,
     handler = logging.Handler()
     handler.name = screen.internals.SCREEN
     monkeypatch.setattr(screen.internals.log, "handlers", [handler])
-    screen.calm_output(SimpleNamespace())
+    screen.filter_output(SimpleNamespace())
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:

@@ -16,7 +16,7 @@ from programs import Desk
 
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID_ALONE
-from featuremill.steps.heads import card, held_out
+from featuremill.steps.heads import card
 from featuremill.steps.translate.command import translate
 from featuremill.steps.verdicts import page
 from featuremill.steps.verdicts import predictions as predictions_module
@@ -158,7 +158,7 @@ def write_head(folder, labels):
         classes=[*CLASSES],
         features=[card.Part(width=3)],
         sha256=card.write_tensors(folder / card.TENSORS, tensors),
-        held_out_sha256=held_out.write(path, ids, sha256s, columns, ID_ALONE),
+        held_out_sha256=card.write_held_out(path, ids, sha256s, columns, ID_ALONE),
         scores={"accuracy": [0.5, 0.4, 0.6], "auc": [0.55, 0.45, 0.65]},
         guesses={"accuracy": 0.5, "auc": 0.5},
     ).write(folder / card.CARD)

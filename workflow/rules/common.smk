@@ -6,9 +6,9 @@
 #   mill.of        the run that a job is about, by wildcards
 #   mill.asks      what a cluster is asked for: memory and minutes of each kind of job
 
-from featuremill.flow.screen import calm_output
+from featuremill.flow.screen import filter_output
 
-failures = calm_output(workflow)  # first of all: it also answers Ctrl-C
+failures = filter_output(workflow)  # first of all: it also answers Ctrl-C
 
 from featuremill import SNAKEFILE  # where a module is called featuremill, it stands for the package
 from featuremill.flow.context import begin

@@ -33,8 +33,7 @@ from featuremill.inputs import evident_format
 from featuremill.step import Section, finding, plain_name
 from featuremill.store import command_line, formats, run_lock, shared
 from featuremill.store.results import Results, RunFile
-from featuremill.store.row_order import RowOrder
-from featuremill.store.row_order import refuse_outputs as refuse_order
+from featuremill.store.row_order import RowOrder, why_not_in_order
 from featuremill.workload import (
     DEFAULT,
     Workload,
@@ -507,7 +506,7 @@ def refuse_patterns(run: Run) -> None:
 
 def check_outputs(run: Run) -> None:
     """Refuse an output that would stay empty: better now than when everything is computed."""
-    if problem := refuse_order(run.order, run.outputs):
+    if problem := why_not_in_order(run.order, run.outputs):
         raise UserError(f"{run.origin.at('order')}: order: {problem}.")
     delivered = run.options.delivers()
     for output in run.outputs:

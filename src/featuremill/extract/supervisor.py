@@ -263,7 +263,7 @@ class Supervisor:
             raise _WorkerDiedError(WHEN_IT_HUNG + at, kind=reasons.HANG)
         if -status == signal.SIGKILL:
             time.sleep(LAST_MOMENT_SECONDS)
-        raise _WorkerDiedError(_manner_of_death(status) + at)
+        raise _WorkerDiedError(_exit_message(status) + at)
 
 
 def _log_lines(pipe: IO[str], level: int) -> None:
@@ -272,7 +272,7 @@ def _log_lines(pipe: IO[str], level: int) -> None:
             log.log(level, "worker: %s", line.rstrip())
 
 
-def _manner_of_death(status: int) -> str:
+def _exit_message(status: int) -> str:
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"left with status {status}"

@@ -20,11 +20,11 @@ from featuremill.lease import GpuOptions, Request, count_slots
 from featuremill.lease.gpu_options import HELP_OF_DEVICES
 from featuremill.store import command_line, run_lock
 
-SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
+SETTING_NUM_JOBS = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that set, or may set, how many jobs run at once."""
 CORES = ("--cores", "-c")
 DRY = {"-n", "--dry-run", "--dryrun"}
-LOUDNESS = ("--quiet", "-q", "--verbose", "--printshellcmds", "-p")
+SETTING_VERBOSITY = ("--quiet", "-q", "--verbose", "--printshellcmds", "-p")
 """Beginnings of the options that set how much is shown."""
 GPU_OPTIONS = (command_line.GPUS, command_line.DEVICES)
 AFTER = {
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Become Snakemake."""
+    """Replace this process by Snakemake (`os.execv`)."""
     options, own = _without_own(arguments.options)
     if results := own.get(command_line.RESULTS) or arguments.results:
         results = os.path.normpath(Path(results).absolute())
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     # or end with a target.
     command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
     command += ["--configfile", str(arguments.config)]
-    if DRY & {*options} and not any(w.startswith(LOUDNESS) for w in options):
+    if DRY & {*options} and not any(w.startswith(SETTING_VERBOSITY) for w in options):
         command += ["--quiet", "host", "reason", "rules"]  # which jobs there are, and how many
     has_profile = environment.SNAKEMAKE_PROFILE.text() not in (None, "", "none")
     typed = {name: own.get(name) or getattr(arguments, name[2:]) for name in GPU_OPTIONS}
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         command += resources
     command += ["--snakefile", this_process.SNAKEFILE]
-    if not (has_profile or any(w.startswith(SAYING_HOW_MUCH) for w in options)):
+    if not (has_profile or any(w.startswith(SETTING_NUM_JOBS) for w in options)):
         command += ["--cores", _all_cores()]
     placed = [command_line.RESULTS, results] if results else []
     placed += [word for name, value in typed.items() if value for word in (name, value)]

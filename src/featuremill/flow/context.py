@@ -311,7 +311,7 @@ class Flow:
         if self._is_checked:
             return
         self._is_checked = True
-        with screen.ending_with_it():
+        with screen.exit_on_refusal():
             refusals.refuse_selected_rules(
                 self._workflow,
                 self._rule,
@@ -322,7 +322,7 @@ class Flow:
         if self._module is None:
             internals.see_edits(self._workflow)
             return
-        with screen.ending_with_it():
+        with screen.exit_on_refusal():
             self.refuse_missing(partial(internals.is_made, self._workflow))
             for run in self.runs.values():
                 refusals.refuse_unseen_edits(self._workflow, run.here, self._module)
@@ -337,7 +337,7 @@ class Flow:
         """Let steps check the records of all plans, once, before any record is computed."""
         if self._checks_records:
             self._checks_records = False
-            with screen.ending_with_it():
+            with screen.exit_on_refusal():
                 refusals.refuse_records(self._config)
 
     @property

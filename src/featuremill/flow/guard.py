@@ -1,6 +1,6 @@
-"""Snakemake removes a job's declared outputs before it and after it failed: not those of a person.
+"""Keep a user's files: Snakemake removes declared outputs before a job and after a failed job.
 
-Receipts and logs are named by featuremill alone, and go as ever.
+Receipts and logs are not guarded: only featuremill uses their names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from featuremill.store import ours
 _rules: set[Path] = set()
 """The files whose rules are guarded, when there are any."""
 _before: dict[Path, dict[str, Any] | None] = {}
-"""What the records listed last of an output before its job."""
+"""The record of each output (`ours.latest`) when Snakemake removed it, before its job."""
 
 
 def guard(
@@ -24,10 +24,10 @@ def guard(
 ) -> None:
     """Guard the outputs of rules in these files.
 
-    Where this Snakemake has no place for that, what of the `outputs` of runs is a person's is moved
-    aside before the run begins, and what of those `of_steps` was changed: another package's are in
-    no record then. A start cannot do more: what a person saves during a job is in Snakemake's
-    hands.
+    If Snakemake has other internals, files are moved aside before the run starts: `outputs` of runs
+    that featuremill did not write, and those `of_steps` that were changed after they were recorded.
+    Unrecorded outputs of steps stay, as other packages keep no record. A file that a user saves
+    during a job is then not protected.
     """
     _rules.update(path.resolve() for path in rules)
     is_guarding = internals.guard_outputs(workflow, _is_guarded, _vacate, _touching)

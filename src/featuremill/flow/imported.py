@@ -24,7 +24,7 @@ _makers: dict[str, tuple[str, str]] = {}
 
 
 def refuse_sheet(workflow: Any, samples: str) -> None:
-    """Refuse a sheet of samples below a prefix: it names files as they are without."""
+    """Refuse a sheet of samples in a module with a prefix: the sheet's paths have no prefix."""
     if samples and internals.below_prefix(workflow, "a") != "a":
         raise RefusedError("samples: a module with a prefix takes `inputs` only; leave one out.")
 

@@ -80,66 +80,66 @@ COMPARED_BY_TIME: set[Path] = set()
 """Outputs that are out of date if an input is newer, whatever checksums Snakemake recorded."""
 
 
-class Reach(Generic[P, T]):
-    """A function that uses Snakemake's internals, and the function `stock` for other internals."""
+class InternalCall(Generic[P, T]):
+    """A function that uses Snakemake's internals, and the fallback that replaces it if it fails."""
 
-    def __init__(self, function: Callable[P, T], stock: Callable[P, T]) -> None:
+    def __init__(self, function: Callable[P, T], fallback: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.stock = function, stock
-        self.gave_way = False
+        self.function, self.fallback = function, fallback
+        self.has_failed = False
         """Whether the function has failed."""
 
     def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Return the result of the function, or of `stock` if it fails."""
+        """Return the result of the function, or of `fallback` if it fails."""
         try:
             return self.function(*arguments, **keywords)
         except Exception as error:
-            if not self.gave_way:  # once, as the filter of the screen is called for this line
-                self.gave_way = True
+            if not self.has_failed:  # once: this line passes the filter of the screen
+                self.has_failed = True
                 name = getattr(self, "__name__", "")
                 log.debug(f"this Snakemake has other insides: {name}: {error!r}")
-            return self.stock(*arguments, **keywords)
+            return self.fallback(*arguments, **keywords)
 
 
-def or_else(stock: Any) -> Callable[[Callable[P, T]], Reach[P, T]]:
-    """Make a function a Reach that returns `stock` if it fails."""
-    return lambda function: Reach(function, lambda *_, **__: stock)
+def or_return(fallback: Any) -> Callable[[Callable[P, T]], InternalCall[P, T]]:
+    """Make a function a InternalCall that returns `fallback` if it fails."""
+    return lambda function: InternalCall(function, lambda *_, **__: fallback)
 
 
-def or_by(stock: Callable[..., Any]) -> Callable[[Callable[P, T]], Reach[P, T]]:
-    """Make a function a Reach that calls `stock` if it fails."""
-    return lambda function: Reach(function, stock)
+def or_call(fallback: Callable[..., Any]) -> Callable[[Callable[P, T]], InternalCall[P, T]]:
+    """Make a function a InternalCall that calls `fallback` if it fails."""
+    return lambda function: InternalCall(function, fallback)
 
 
 # ---- the process and its command line ----
 
 
-@or_else(False)
+@or_return(False)
 def is_main(workflow: Any) -> bool:
     """Return whether this is the main process, and not a job."""
     return bool(workflow.is_main_process)
 
 
-@or_else({"all"})
+@or_return({"all"})
 def quiet_about(workflow: Any) -> set[str]:
     """Return the values of `--quiet`: host, reason, progress, rules, all."""
     return {kind.name.lower() for kind in workflow.output_settings.quiet or ()}
 
 
-@or_else(None)
+@or_return(None)
 def workflow_module(workflow: Any) -> str | None:
     """Return the name of the module that is read now in the workflow that imports it."""
     namespace: str | None = workflow.modifier.namespace
     return namespace
 
 
-@or_by(lambda workflow: workflow_module(workflow) is not None)
+@or_call(lambda workflow: workflow_module(workflow) is not None)
 def is_imported(workflow: Any) -> bool:
     """Return whether another workflow imports the rules that are read now."""
     return not workflow.modifier.is_main_snakefile()
 
 
-@or_else(True)
+@or_return(True)
 def is_dry(workflow: Any) -> bool:
     """Return whether this is a dry run (`-n`)."""
     return bool(workflow.output_settings.dryrun)
@@ -157,7 +157,7 @@ def may_execute(workflow: Any) -> bool:
     """Return whether this is a main process that runs jobs, or may be one."""
     if is_main(workflow) and executes(workflow):
         return True
-    return (is_main.gave_way or is_dry.gave_way) and not only_looks()
+    return (is_main.has_failed or is_dry.has_failed) and not only_looks()
 
 
 def executes(workflow: Any) -> bool:
@@ -165,44 +165,44 @@ def executes(workflow: Any) -> bool:
     return not is_dry(workflow) and not only_looks()
 
 
-@or_else(None)
+@or_return(None)
 def runs_elsewhere(workflow: Any) -> bool | None:
     """Return whether jobs run on a cluster; None if unknown."""
     return workflow.nodes is not None
 
 
-@or_by(lambda workflow: not is_imported(workflow))
+@or_call(lambda workflow: not is_imported(workflow))
 def has_no_target(workflow: Any) -> bool:
     """Return whether there is no default target yet."""
     return workflow.default_target is None
 
 
-@or_else([])
+@or_return([])
 def config_files(workflow: Any) -> list[Path]:
     """Return the config files."""
     return [Path(path) for path in workflow.configfiles]
 
 
-@or_else(None)
+@or_return(None)
 def default_storage(workflow: Any) -> str | None:
     """Return the default storage provider, if any."""
     provider: str | None = workflow.storage_settings.default_storage_provider
     return provider
 
 
-@or_else(True)
+@or_return(True)
 def has_environments(workflow: Any) -> bool:
     """Return whether jobs have environments or containers, with other packages and folders."""
     return bool(workflow.deployment_settings.deployment_method)
 
 
-@or_else(False)
+@or_return(False)
 def makes_conda_environments(workflow: Any) -> bool:
     """Return whether jobs run in conda environments (`--sdm conda`)."""
     return any(method.name == "CONDA" for method in workflow.deployment_settings.deployment_method)
 
 
-@or_else([])
+@or_return([])
 def locks_on(results: str) -> list[Path]:
     """Return Snakemake's lock files of the run in `results`.
 
@@ -215,19 +215,19 @@ def locks_on(results: str) -> list[Path]:
     return [path for path in locks if path.name.partition(".")[0] in numbers]
 
 
-@or_else(True)
+@or_return(True)
 def is_made(workflow: Any, path: str) -> bool:
     """Return whether a rule makes the file `path`. All rules have to be read."""
     return any(rule.is_producer(path) for rule in workflow.rules)
 
 
-@or_else(True)
+@or_return(True)
 def sees_edits(workflow: Any) -> bool:
     """Return whether changed parameters and inputs rerun a job."""
     return all(name in {trigger.name for trigger in workflow.rerun_triggers} for name in EDITS)
 
 
-@or_else(None)
+@or_return(None)
 def see_edits(workflow: Any) -> None:
     """Let changed parameters and inputs rerun a job, whatever `--rerun-triggers` names."""
     settings = workflow.dag_settings
@@ -238,7 +238,7 @@ def see_edits(workflow: Any) -> None:
         log.warning("--rerun-triggers: params and input count, too; else no edit is seen.")
 
 
-@or_else(((), (), ()))
+@or_return(((), (), ()))
 def selected_rules(workflow: Any) -> tuple[Collection[str], ...]:
     """Return the values of `--until`, `--omit-from` and `--allowed-rules`, once Snakemake has its
     settings."""
@@ -246,7 +246,7 @@ def selected_rules(workflow: Any) -> tuple[Collection[str], ...]:
     return settings.until, settings.omit_from, settings.allowed_rules or ()
 
 
-@or_else(False)
+@or_return(False)
 def compute_until(workflow: Any, more: Collection[str]) -> bool:
     """Run the jobs of each rule that `--until` names, and of the rules `more`, if outputs are
     missing.
@@ -264,26 +264,26 @@ def compute_until(workflow: Any, more: Collection[str]) -> bool:
 # ---- names in a workflow that imports this one ----
 
 
-@or_by(lambda workflow, path: path)  # noqa: ARG005
+@or_call(lambda workflow, path: path)  # noqa: ARG005
 def below_prefix(workflow: Any, path: str) -> str:
     """Return the `path` of a rule with the prefix of the module, if any."""
     return str(workflow.modifier.path_modifier.replace_prefix(path))
 
 
-@or_by(lambda workflow, rule: rule)  # noqa: ARG005
+@or_call(lambda workflow, rule: rule)  # noqa: ARG005
 def rule_name(workflow: Any, rule: str) -> str:
     """Return the name of a rule of ours in the workflow that imports it."""
     return str(workflow.modifier.modify_rulename(rule))
 
 
-@or_else(None)
+@or_return(None)
 def taken_rule(workflow: Any, rule: str) -> str | None:
     """Return the same; None if the workflow that imports this one leaves the rule out."""
     name: str | None = workflow.modifier.avail_rulename(rule)
     return name
 
 
-@or_else(None)
+@or_return(None)
 def prefer_rule(workflow: Any, first: str, other: str) -> None:
     """Prefer the rule `first` to the rule `other`; `ruleorder:` takes no rules of other modules."""
     workflow._ruleorder.add(first, other)
@@ -292,7 +292,7 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 # ---- resources ----
 
 
-@or_else(0)
+@or_return(0)
 def cap_of(workflow: Any, resource: str) -> int | None:
     """Return the limit of a resource for all jobs together; None without a limit."""
     limit = workflow.global_resources.get(resource)
@@ -300,13 +300,13 @@ def cap_of(workflow: Any, resource: str) -> int | None:
     return cap
 
 
-@or_else(None)
+@or_return(None)
 def set_cap(workflow: Any, resource: str, value: int) -> None:
     """Limit a resource for all jobs together, as `--resources` does."""
     workflow.register_resource(resource, value)
 
 
-@or_else({})
+@or_return({})
 def rule_resources(workflow: Any, rule: str) -> Mapping[str, str]:
     """Return `default-resources`, and `set-resources` of a rule, as text."""
     settings = workflow.resource_settings
@@ -315,7 +315,7 @@ def rule_resources(workflow: Any, rule: str) -> Mapping[str, str]:
     return {name: str(each[name].raw).strip("'\"") for each in every for name in each}
 
 
-@or_else(None)
+@or_return(None)
 def cores_here(workflow: Any) -> int | None:
     """Return the cores for jobs on this machine; None if they run on others."""
     if workflow.nodes is not None or workflow.remote_exec:
@@ -327,20 +327,20 @@ def cores_here(workflow: Any) -> int | None:
 # ---- the screen ----
 
 
-@or_else(True)
+@or_return(True)
 def shows_all(workflow: Any) -> bool:
     """Return whether the command line asks for Snakemake's messages about jobs."""
     settings = workflow.output_settings
     return bool(settings.dryrun or settings.printshellcmds or settings.verbose)
 
 
-@or_else(False)
+@or_return(False)
 def writes_screen() -> bool:
     """Return whether Snakemake's own handler, and no logger plugin, writes to the terminal."""
     return any(handler.name == SCREEN for handler in log.handlers)
 
 
-@or_else(None)
+@or_return(None)
 def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
     """Hide records that do not matter from the screen. A record for which `matters` fails is
     shown."""
@@ -376,7 +376,7 @@ def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:
     return record.__dict__["done"], record.__dict__["total"]
 
 
-@or_else(False)
+@or_return(False)
 def knows_total(workflow: Any) -> bool:
     """Return whether the number of steps is final: each checkpoint adds some."""
     return not workflow.dag.checkpoint_jobs
@@ -414,7 +414,7 @@ class JobError(NamedTuple):
     command: str = ""
 
 
-@or_else(None)
+@or_return(None)
 def job_error(record: logging.LogRecord) -> JobError | None:
     """Return the failed job of the record."""
     if getattr(record, "event", None) != "job_error":
@@ -432,7 +432,7 @@ def job_error(record: logging.LogRecord) -> JobError | None:
 # ---- executors and signals ----
 
 
-@or_else(None)
+@or_return(None)
 def replace_executor(name: str, subclass_of: Callable[[type[Any]], type[Any]]) -> None:
     """Replace the executor of this name by the subclass that `subclass_of` returns."""
     plugin = _interface("registry").ExecutorPluginRegistry().get_plugin(name)
@@ -456,7 +456,7 @@ def not_installed(name: str) -> str:
     )
 
 
-@or_else(False)
+@or_return(False)
 def is_ending(workflow: Any) -> bool:
     """Return whether no more jobs are submitted, as after SIGTERM."""
     return workflow.scheduler._user_kill is not None
@@ -472,7 +472,7 @@ def _interface(module: str) -> Any:
     return importlib.import_module(f"snakemake_interface_executor_plugins.{module}")
 
 
-@or_else(None)
+@or_return(None)
 def answer_sigterm() -> None:
     """Let Snakemake end on SIGTERM at any moment.
 
@@ -490,7 +490,7 @@ def answer_sigterm() -> None:
         JobScheduler.exit_gracefully = answer_on_a_thread
 
 
-@or_else(False)
+@or_return(False)
 def guard_outputs(
     workflow: Any,
     is_guarded: Callable[[str, str], bool],
@@ -524,7 +524,7 @@ def guard_outputs(
     return True
 
 
-@or_else(False)
+@or_return(False)
 def compare_times_of(outputs: Collection[Path]) -> bool:
     """Rerun the jobs that write `outputs` if an input is newer, whatever its checksum.
 
@@ -545,7 +545,7 @@ def compare_times_of(outputs: Collection[Path]) -> bool:
     return True
 
 
-@or_else(frozenset[str]())
+@or_return(frozenset[str]())
 def names_in(rules: Path) -> frozenset[str]:
     """Return the names of rules, variables, functions and imports that a rule file defines for the
     files that are included after it."""
@@ -576,7 +576,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
             yield from _bound(child)
 
 
-REACHES: dict[str, Reach[..., Any]] = {
-    name: reach for name, reach in list(globals().items()) if isinstance(reach, Reach)
+INTERNAL_CALLS: dict[str, InternalCall[..., Any]] = {
+    name: call for name, call in list(globals().items()) if isinstance(call, InternalCall)
 }
 """All of them by name; the tests remove each in turn."""

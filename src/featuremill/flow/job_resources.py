@@ -1,4 +1,4 @@
-"""What a cluster is asked for on behalf of each job: memory and time, by what there is to do.
+"""Memory and time that each job requests from a cluster, estimated from the size of its work.
 
 Every figure is multiplied by the attempt: a job that a cluster ended for lack of memory or time
 asks for more in its next attempt, and continues from its journal. On one machine none of it limits
@@ -101,8 +101,8 @@ def _minutes(attempt: int, minutes: float) -> int:
 
 @lru_cache(maxsize=4)
 def _speed(folder: Path, mtime: int, gpu_model: str) -> tuple[Mapping[str, int], Speed | None]:
-    """Return the cost of each shard of the plan of that time, and the speed that is known of it for
-    a limit: None where none is."""
+    """Return the cost of each shard of the plan in `folder`, and the speed for the time limits of
+    its jobs; None if it is unknown. `mtime` only keeps the cache up to date."""
     plan = Results(folder).find_plan() if mtime else None
     return (
         {shard.shard: shard.cost for shard in plan.shards} if plan else {},
@@ -114,8 +114,8 @@ def slow_speed(folder: Path, plan: Plan, gpu_model: str) -> Speed | None:
     """Return how fast a job of the `plan` in `folder` is, for its time limit; None where nothing is
     known of it.
 
-    Of a GPU that the profile does not name, or that the table lacks, it is what earlier runs beside
-    this one used, else the slowest card of the table.
+    If the profile names no GPU of the table, the GPU of earlier runs in the same folder is assumed,
+    else the slowest GPU of the table.
     """
     is_gpu = plan.device != "cpu" and (
         plan.device == "cuda" or bool(gpu_model or devices.cuda_devices())

@@ -26,7 +26,7 @@ GPU_RESOURCES = {
 }
 """Resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
 _caps: set[int] = set()
-"""Those that we gave, as for an earlier `use rule` of a module."""
+"""Limits of the `gpu` resource that this process has set, such as for an earlier `use rule`."""
 
 
 def prepare_jobs(workflow: Any) -> None:

@@ -2,7 +2,8 @@
 
 Snakemake compares times, and parameters that it recorded. It records nothing of commands that are
 typed by hand, and does not see versions, damage, or a file with an older time in place of another.
-Such outputs are deleted, or get a time before all inputs.
+Such outputs are deleted, or get a time before all inputs. `config.products` compares the config,
+`status.sources` the input files of a run, and `step.Product` those of steps.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from featuremill.store import command_line, run_lock
 STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
 """How a command ends that the user or a scheduler stopped."""
 STATUS = re.compile(r"exit status (\d+)$")
-SAYING_WHY = {error.exit_status for error in (UserError, DeviceError, IntegrityError)}
+KNOWN_CAUSES = {error.exit_status for error in (UserError, DeviceError, IntegrityError)}
 """Exit statuses of known causes: input or config, a device, stored data."""
 LOCKED = "LockException"
 """Snakemake's name for its refusal where another process makes the same files."""
@@ -44,7 +44,7 @@ HARMLESS = {"host", "reason"}
 
 
 class RefusedError(internals.WorkflowError):  # type: ignore[misc]
-    """What the user asked for cannot be done, in one sentence; where we noticed it is no help."""
+    """The user's request is refused: a message of one or more sentences, without a traceback."""
 
     said = ""
     """The last one's sentence."""
@@ -63,7 +63,7 @@ class RefusedError(internals.WorkflowError):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def refusing(place: str = "", hint: str = "") -> Iterator[None]:
-    """Say in such a sentence what goes wrong inside; `place` and `hint` stand around it."""
+    """Raise errors of the block as RefusedError: `place`, the error and `hint` in one message."""
     try:
         yield
     except (UserError, IntegrityError) as error:
@@ -76,9 +76,9 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending_with_it() -> Iterator[None]:
-    """End Snakemake with what is refused inside. While it looks for jobs it would pass such an
-    error over: where a file is there it does not mind that nothing can make it."""
+def exit_on_refusal() -> Iterator[None]:
+    """Print a RefusedError of the block and exit. Snakemake would ignore it while it builds the
+    DAG: if a file exists, Snakemake accepts that no rule can make it."""
     try:
         yield
     except RefusedError:
@@ -134,8 +134,8 @@ class Failures:
         """The job whose error is the last thing on the screen."""
 
     def hear(self, record: logging.LogRecord) -> FailedJob | bool:
-        """Take note of what Snakemake logs; return the job that failed, or whether it is about one
-        all the same."""
+        """Keep what a log record has about a failed job. Return the job if the record names it,
+        else whether the record is about a failed job."""
         if error := internals.job_error(record):
             return self._add(error)
         if ending := internals.ending_of(record):
@@ -152,7 +152,7 @@ class Failures:
         return job
 
     def final(self) -> list[FailedJob]:
-        """Return those that no later attempt made good."""
+        """Return the failed jobs of which an output is still missing."""
         return [job for job in self._jobs.values() if not all(o.exists() for o in job.outputs)]
 
 
@@ -161,15 +161,15 @@ _failures: list[Failures] = []
 
 
 def exit_status() -> int:
-    """Return what to end with where Snakemake ends with 1, which it does for every failure: what
-    the refusal has, or the jobs that failed where they agree."""
+    """Return the exit status that replaces Snakemake's 1: that of the refusal, or the common status
+    of all failed jobs. It is 1 if these differ or the cause is unknown."""
     if RefusedError.status:
         return RefusedError.status
     statuses = {job.exit_status for failures in _failures for job in failures.final()}
-    return statuses.pop() if len(statuses) == 1 and statuses <= SAYING_WHY else 1
+    return statuses.pop() if len(statuses) == 1 and statuses <= KNOWN_CAUSES else 1
 
 
-def calm_output(workflow: Any) -> Failures:
+def filter_output(workflow: Any) -> Failures:
     """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
     is_imported = internals.is_imported(workflow)  # then the screen is another workflow's
     shows_all = internals.shows_all(workflow) or is_imported
@@ -232,10 +232,10 @@ def stopped() -> str:
 
 
 def _answer_ctrl_c(failures: Failures) -> None:
-    """Have Ctrl-C end this Snakemake with the command that continues, at any time.
+    """End Snakemake on Ctrl-C at any time, and print the command that continues the run.
 
-    Snakemake answers the first one while jobs run, by waiting for them to end, and none at other
-    times: then, and from the second one on, it would show where it was.
+    Without this, Snakemake handles only the first Ctrl-C while jobs run: it waits for the jobs. At
+    any other time, and for the second Ctrl-C, it would print a traceback.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup

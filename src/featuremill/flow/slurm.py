@@ -227,8 +227,8 @@ def _ask(command: list[str]) -> str | None:
 
 
 def prepare(workflow: Any) -> None:
-    """Have jobs that go to Slurm watched so, where this is the main process and is going to submit
-    some; with any other executor nothing is different."""
+    """Use the executor `watched` if this is the main process and it submits jobs to Slurm. Other
+    executors stay as they are."""
     is_going = internals.is_main(workflow) and internals.executes(workflow)
     if is_going and internals.runs_elsewhere(workflow) and EXECUTOR in sys.modules:
         if problem := problem_of_gpus(internals.rule_resources(workflow, "extract")):
@@ -259,10 +259,10 @@ def problem_of_gpus(resources: Mapping[str, str]) -> str:
 
 
 def watched(executor: type[Any]) -> type[Any]:
-    """Return the subclass of Snakemake's Slurm executor that does so."""
+    """Return a subclass of Snakemake's Slurm executor that determines how each job ended."""
 
     class Watched(executor):  # type: ignore[misc]
-        """Snakemake's Slurm executor, which no job gets lost of."""
+        """Snakemake's Slurm executor with its own check of the states of jobs."""
 
         def __init__(self, workflow: Any, *arguments: Any, **keywords: Any) -> None:
             """Refuse what could not be followed; the first look runs at the same time."""

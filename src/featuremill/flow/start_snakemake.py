@@ -1,4 +1,4 @@
-"""Snakemake as `featuremill run` becomes it.
+"""The program that `featuremill run` executes: Snakemake with other messages and exit statuses.
 
 Ctrl-C while it starts ends it without a traceback; once it has read the workflow, `screen.py`
 answers. It ends with the exit status of what failed, where Snakemake always ends with 1. Options
@@ -68,7 +68,7 @@ def misnamed_profile(words: Sequence[str]) -> str:
 
 
 def start() -> None:
-    """Be Snakemake, to the end."""
+    """Run Snakemake's command line, and exit with its status or with that of the cause."""
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment, method-assign]
     internals.keep_own_profile_quiet()
     try:

@@ -124,8 +124,8 @@ def tidied(results: str, keep: str) -> str:
 
 
 def closing(failures: Failures, run_or_config: str) -> str:
-    """Return what to say when a run ended badly: what happened, where it stands, what to type.
-    `named` is what status takes: results/<run>, or a config."""
+    """Return the message after failed jobs: what failed, and the commands to type. `run_or_config`
+    is the argument of `featuremill status`: results/<run>, or a config."""
     jobs = failures.final()
     failures.are_told = True
     if not jobs and failures.was_interrupted:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from featuremill.base.errors import UserError
-from featuremill.base.readable import check as check
+from featuremill.base.input_file import check as check
 
 BUFFER_SIZE = 2**18
 BLOCK_BYTES = 2**18

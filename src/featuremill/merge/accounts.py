@@ -44,8 +44,8 @@ def account(
 ) -> Accounts:
     """Write `table` and `fasta` and return how many records are ok, failed, and so on.
 
-    `input` is the sum of the others, and "ok" what is left of the planned records: the writers see
-    whether there are as many.
+    `input` is the sum of the other counts. `ok` is the planned records without failed and pending
+    ones; the writers check this number.
 
     Raises:
         IntegrityError: when the shard of a failed record is gone or not what it was.

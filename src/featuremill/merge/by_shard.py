@@ -1,7 +1,7 @@
 """Results shard by shard: what the delivering jobs have written becomes the results.
 
-No value is read here. What the jobs found of each part and of its records, in small JSON files, is
-held against the plan and the receipts, and added up. What no job has delivered is delivered first.
+No value is read here. The jobs' JSON files (rows and failures of each shard) are compared with the
+plan and the receipts, and added up. Shards that no job has delivered are delivered first.
 """
 
 from __future__ import annotations

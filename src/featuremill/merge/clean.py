@@ -45,8 +45,7 @@ from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 KEEP = ("all", "parts", "results", "nothing")
-"""From the fewest files that are removed to all; each but the last removes those of the one before.
-"""
+"""Values of `--keep`, from the one that removes the fewest files to the one that removes most."""
 DEFAULT_KEEP = "parts"
 OF_RECIPES = ("receipts", "store/parts", "store/journals")
 """Folders with a folder for each recipe, in the order of removal."""

@@ -60,7 +60,7 @@ from featuremill.workload.outputs import Target, Writer, by_owner, open_part_wri
 BLOCK_BYTES = 16 * 2**20
 """Values of one block, which is a row group: what a reader of a single row reads."""
 VERSION = 1
-"""Raised when equal records and values give other files."""
+"""Increase it if the same records and values result in other files."""
 OF_FAILURES = pa.schema([("place", pa.int64()), *FAILURE])
 """A failed record's place among those of its shard, and what the lists need of it."""
 NOT_OWN = ("ordinal", "number")
@@ -231,8 +231,8 @@ class Delivering:
     def _key(
         self, shard: str, part: str, records: pa.RecordBatch, provenance: dict[str, str]
     ) -> str:
-        """Return the digest of all that decides the bytes of a shard's files: of its records not
-        where they stand in the input."""
+        """Return the digest of everything that determines the bytes of a shard's files. The places
+        of its records in the input are left out."""
         own = records.select([name for name in records.schema.names if name not in NOT_OWN])
         formats = [format_of(name).part_name for name in self.outputs]
         about = [VERSION, shard, part, self.outputs, formats, provenance, pa.__version__]

@@ -28,8 +28,8 @@ log = logging.getLogger("featuremill.merge")
 
 
 def clear(folder: Results, outputs: Sequence[str]) -> None:
-    """Remove what would contradict the new results: old ones, and halves of a killed merge. What
-    featuremill did not write, or not so, stays."""
+    """Remove old results that would contradict the new ones, and files of a killed merge. Files
+    that featuremill did not write, or that were changed since, stay."""
     for name, file in files().items():
         path = folder.root / file
         for beside in (sidecar_of(file), index_of(file)):
@@ -57,11 +57,11 @@ class Rows(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """How many there are, at most."""
+        """An upper bound of the number of rows."""
 
     @property
     def num_residues(self) -> int:
-        """Of how many residues there are vectors, at most."""
+        """An upper bound of the number of residues with vectors."""
 
     def pieces(self) -> Iterator[pa.Table]:
         """Yield id, description, length, sha256 and values, block by block."""

@@ -2,8 +2,7 @@
 
 Reads what merge read: plan.json, records.parquet, the receipts and parts, with the same checks and
 the same sums. Writes the files and, beside the results, exports.json, by which status knows them.
-The next merge removes both, as nobody could tell any more what they belong to, but for a file that
-was changed since.
+The next merge removes both, as they may be of older results. A file that was changed since stays.
 """
 
 from __future__ import annotations

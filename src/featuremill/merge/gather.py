@@ -90,10 +90,10 @@ LARGE_BYTES = 16 * 2**30
 """The bytes of all parts from which blocks and the shuffle's chunks are twice as large: otherwise a
 disk would have to read too small pieces."""
 ROW_BYTES = 256
-"""What a record's id, digest, place and reason take, about; its letters and its header come to
-that."""
+"""Approximate bytes of a record's id, digest, place and reason. Its payload and its header are
+added to that."""
 MOST_BEYOND = 1.5
-"""Parts that are larger than this, times what their types say, have their rows measured."""
+"""Rows are measured if parts are larger than this factor times what their types imply."""
 BLOCKS_AT_ONCE = 2
 """Blocks that are gathered ahead of the writers: more would take more memory, not less time."""
 NUM_SHUFFLED = 2
@@ -110,7 +110,7 @@ class Survey(NamedTuple):
     rows_of_shard: npt.NDArray[np.int64]
     """Planned records of each shard; equal sequences count each time."""
     total_length: int
-    """Letters of the planned records."""
+    """The length of the planned records, in the workload's unit."""
     edges: npt.NDArray[np.int64]
     """Block n has the ordinals from edges[n] up to edges[n + 1]."""
 
@@ -129,7 +129,7 @@ class Measured(NamedTuple):
         planned = np.flatnonzero(shard >= 0)
         if self.sizes is not None:
             rows = row.fill_null(0).to_numpy()[planned]
-            # Of parts that are pending there are none; what is read in their place is no matter.
+            # Pending parts have no sizes: their records get the size of another row.
             at = np.minimum(self.starts[shard[planned]] + rows, len(self.sizes) - 1)
             sizes[planned] = self.sizes[at]
         return sizes

@@ -40,7 +40,7 @@ def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
 
 
 def _versions(receipts: Sequence[Receipt], package: str) -> list[str]:
-    """Return the versions of a package; who found everything computed already, loaded none."""
+    """Return a package's versions; receipts of jobs that had nothing to compute do not list it."""
     return sorted({r.versions[package] for r in receipts if package in r.versions})
 
 

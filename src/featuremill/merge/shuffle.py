@@ -1,4 +1,4 @@
-"""Rows that come in any order, to be had back bucket by bucket in the order of their ordinals.
+"""A file of rows that are added in any order and read by bucket, in the order of their ordinals.
 
 What comes in is held until it fills a chunk; the chunk is sorted by bucket and appended to one
 file, with a note of where each bucket's piece begins. So the file is written from its beginning to

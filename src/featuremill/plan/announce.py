@@ -75,7 +75,7 @@ def _again(folder: Results, plan: Plan, last: Plan, sizing: Sizing) -> str:
 
 
 def _taken(plan: Plan) -> str:
-    """Return how many of the records that are to be had the stores have, in words."""
+    """Return in words how many of the distinct records have values in the stores."""
     distinct = counted(plan.counts.unique, "distinct record")
     have = "is" if plan.num_taken == 1 else "are"
     return f"{plan.num_taken:,} of {distinct} {have} computed already, in {', '.join(plan.store)}"
@@ -95,7 +95,7 @@ def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
 
 
 def _model(plan: Plan, device: Device) -> str:
-    """Return what computes, and where."""
+    """Return the workload, the model, its precision and the device, in words."""
     known = (model_told(plan.settings), precision_told(plan.settings))
     model = ", ".join(filter(None, known))
     is_spread = device.kind == "cuda" and plan.gpus > 1

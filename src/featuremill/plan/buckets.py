@@ -178,16 +178,16 @@ def holders(bucket: Bucket, to: Path, number: int, among: npt.NDArray[np.bool_])
     return Holders(position[is_there], keys[is_there])
 
 
-class Own(NamedTuple):
-    """The old shards of a run, and what they are good for."""
+class OldShards(NamedTuple):
+    """The old shards of a run: their keys, which of them stay, and which are not computed."""
 
     keys: Path
     """The folder with their keys, by bucket."""
     kept: npt.NDArray[np.bool_]
     """Which of them stay; all of them until that is decided."""
-    yields: npt.NDArray[np.bool_]
-    """Which of them are not computed yet: a store's values are taken instead. True at the end, for
-    NOWHERE."""
+    not_computed: npt.NDArray[np.bool_]
+    """Whether each is not computed yet: then a store's values are preferred. The last entry is for
+    NOWHERE (-1), and is True."""
 
     def homes(self, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
         """Return the shard and row of each distinct record of the bucket, as `LOCATION`."""
@@ -199,7 +199,7 @@ class Own(NamedTuple):
 
     def to_look_up(self, bucket: Bucket, number: int) -> Integers:
         """Return the positions of the distinct records that no computed shard has."""
-        return np.flatnonzero(self.yields[self.homes(bucket, number)["shard"]])
+        return np.flatnonzero(self.not_computed[self.homes(bucket, number)["shard"]])
 
 
 def _old_path(folder: Path, number: int) -> Path:

@@ -1,6 +1,6 @@
-"""Spooled records that are refused after all, as their id stands for another payload, too.
+"""Refuse spooled records whose id also occurs with another payload.
 
-What was spooled of them is written again without them. That is rare, and takes a pass.
+Their buckets, and all rows, are written again. That is rare, and takes one more pass.
 """
 
 from __future__ import annotations

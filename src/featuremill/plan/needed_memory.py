@@ -10,7 +10,7 @@ from featuremill.workload import EstimatesMemory, Weights, optional, plugin_erro
 
 
 def memory_mb(run: Run, device: Device, weights: Weights | None, costliest: int = 0) -> int:
-    """Return the peak in MiB of a job whose costliest record costs that; 0 if nobody knows."""
+    """Return a job's peak memory in MiB if its costliest record costs that; 0 if it is unknown."""
     workload, name = run.module, run.workload
     if not (weights and isinstance(workload, EstimatesMemory)):
         return 0
@@ -21,8 +21,8 @@ def memory_mb(run: Run, device: Device, weights: Weights | None, costliest: int 
 
 
 def too_large(run: Run, device: Device, weights: Weights | None, plan: Plan) -> str:
-    """Return what is to be done where batches fit the device and the costliest record of the plan
-    alone does not; "" otherwise, or where nobody knows."""
+    """Return advice if batches fit the device and the costliest record alone does not. Return ""
+    otherwise, or if the memory is unknown."""
     on_cpu, cost = device.kind == "cpu", plan.lengths.costliest
     has_mb = free_memory_mb() if on_cpu else run.gpus * device.memory_mb
     needed_mb = memory_mb(run, device, weights, cost)

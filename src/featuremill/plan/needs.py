@@ -14,14 +14,14 @@ from featuremill.store.results import Results
 from featuremill.store.row_order import will_be_by_shard
 
 COUNTING_RESIDUES = ("tokens", "residues")
-"""Units of cost by which a shard has at most as many vectors per residue as it costs."""
+"""Units that count residues: the cost of a shard is at least its number of residue vectors."""
 IDENTITY_BYTES = 120
 """The bytes of a record in store/identities: `python -m bench.merge_scale --records 10000000
 --width 128 --order shard`."""
 
 
 def residues_of(num_bytes: int, unit: str, cost: int) -> int:
-    """Return how many residues so many bytes of payloads have at most, which cost so many units."""
+    """Return an upper bound of the residues in payloads of `num_bytes` bytes that cost `cost`."""
     return min(num_bytes, cost) if unit in COUNTING_RESIDUES else num_bytes
 
 
@@ -30,10 +30,10 @@ def needs_of_run(
 ) -> list[Need]:
     """Return what the run still has to write, up to its results in `outputs` and this `order`.
 
-    Parts that are finished or begun are paid for.
+    Finished parts do not count. The size of a journal is subtracted from that of its part.
     """
     num_rows, total = plan.counts.planned, plan.lengths.total
-    needs = [Need("store/", folder.store, _unpaid_parts(folder, plan, values))]
+    needs = [Need("store/", folder.store, _missing_part_bytes(folder, plan, values))]
     if outputs:
         # Long proteins may be cut off: their cost is that of what is left of them.
         cost = plan.cost * num_rows // max(1, plan.counts.unique)
@@ -43,12 +43,12 @@ def needs_of_run(
         if not by_shard:
             merging = disk_space.stored_bytes(values, num_rows, total)
         results = disk_space.needs_of_outputs(outputs, values, num_rows, total, folder.root)
-        needs += [_without_what_is_there(need) for need in results]
+        needs += [_beyond_existing(need) for need in results]
         needs.append(Need("temporary files while merging", folder.store, merging))
     return needs
 
 
-def _without_what_is_there(need: Need) -> Need:
+def _beyond_existing(need: Need) -> Need:
     """Return what is needed beyond the old result, which the workflow removes before it merges."""
     path = need.folder / need.what
     sizes = [file.stat().st_size for file in (files_of(path) if path.exists() else ())]
@@ -57,8 +57,8 @@ def _without_what_is_there(need: Need) -> Need:
     )
 
 
-def _unpaid_parts(folder: Results, plan: Plan, values: pa.Schema) -> int:
-    unpaid = 0
+def _missing_part_bytes(folder: Results, plan: Plan, values: pa.Schema) -> int:
+    missing = 0
     for shard in plan.shards:
         if folder.part(plan.recipe, shard.shard).exists():
             continue
@@ -67,5 +67,5 @@ def _unpaid_parts(folder: Results, plan: Plan, values: pa.Schema) -> int:
         residues = residues_of(shard.bytes, plan.cost_unit, cost)
         journal = folder.journal(plan.recipe, shard.shard)
         begun = journal.stat().st_size if journal.exists() else 0
-        unpaid += max(0, disk_space.stored_bytes(values, shard.records, residues) - begun)
-    return unpaid
+        missing += max(0, disk_space.stored_bytes(values, shard.records, residues) - begun)
+    return missing

@@ -27,7 +27,7 @@ from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 
 Result = TypeVar("Result")
 MAX_PROCESSES = 16
-"""More would wait for the one that deals out, each with some hundred MB."""
+"""More processes would wait for the main process, and each takes some hundred MB."""
 KNOWN = (UserError, WorkloadError, IntegrityError, OSError)
 """Errors that have a sentence of their own; anything else is a bug, and its stack is wanted."""
 SPAWN = multiprocessing.get_context("spawn")
@@ -40,7 +40,7 @@ class Processes:
     def __init__(self, num_processes: int) -> None:
         self._num_processes = min(num_processes, MAX_PROCESSES)
         self.at_once = MAX_PROCESSES
-        """How many of them `map` keeps busy, the same ones: each takes memory for it."""
+        """The number of processes that `map` uses. It reuses the same ones: each takes memory."""
         self._processes: list[_Process] = []
         self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
 
@@ -60,7 +60,7 @@ class Processes:
 
     def start(self, at_most: int) -> None:
         for _ in range(min(self._num_processes, at_most) if self._num_processes > 1 else 0):
-            with _unbroken():  # or a process half started would say what it misses
+            with _delaying_signals():  # else a half-started process would print an error
                 self._processes.append(_Process())
             self._idle.put(self._processes[-1])
 
@@ -160,7 +160,7 @@ class _Process:
             answer, is_error, self.num_done = self._answers.recv()
         except EOFError:
             self.handle.join()
-            raise ChildProcessError(_manner_of_death(self.handle.exitcode or 0)) from None
+            raise ChildProcessError(_exit_message(self.handle.exitcode or 0)) from None
         if is_error:
             raise answer
         return answer
@@ -172,11 +172,11 @@ class _Process:
 
 
 @contextlib.contextmanager
-def _unbroken() -> Iterator[None]:
-    """Put off what ends this process until the block is done.
+def _delaying_signals() -> Iterator[None]:
+    """Delay the signals that end this process (`INTERRUPTS`) until the end of the block.
 
-    To block these signals here is not enough: one may reach a thread of Arrow's, and Python answers
-    it in this thread all the same.
+    Blocking them in this thread is not enough: another thread may receive a signal, and Python then
+    runs the handler in this thread.
     """
     came: list[int] = []
     before = {
@@ -194,8 +194,8 @@ def _unbroken() -> Iterator[None]:
 
 
 def _work(tasks: Connection, answers: Connection, parent: int) -> None:
-    """Do what comes in on `tasks` until there is nothing more; after a task that failed there is no
-    other."""
+    """Carry out the tasks that arrive on `tasks` until the pipe ends or a task fails. Send each
+    result or error to `answers`."""
     this_process.die_with_parent(parent, signal.SIGKILL)
     late_pandas.set_up()
     pa.set_memory_pool(pa.system_memory_pool())  # its others keep 20 MB of each process
@@ -231,7 +231,7 @@ def _done(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any
         return RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}"), True
 
 
-def _manner_of_death(status: int) -> str:
+def _exit_message(status: int) -> str:
     if status >= 0:
         return f"a process of plan left with status {status}"
     hint = ", perhaps for lack of memory" if status == -signal.SIGKILL else ""

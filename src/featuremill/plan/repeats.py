@@ -26,7 +26,7 @@ Ordinals = npt.NDArray[np.int64]
 
 
 class Found(NamedTuple):
-    """What ids that are there several times come to."""
+    """The rows whose id occurs several times: repeated rows and conflicting rows."""
 
     repeats: Ordinals
     """Rows that repeat an earlier row's id and payload, ascending."""
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 def find(rows: Rows, ids_paths: Sequence[Path]) -> Found:
-    """Return what becomes of rows whose id is there several times."""
+    """Return the rows whose id occurs several times, as repeats or as conflicts."""
     conflicts: dict[int, str] = {}
     rows_of_block = [_repeats(rows, *block, conflicts) for block in same_hash(ids_paths)]
     repeats = np.sort(np.concatenate(rows_of_block)) if rows_of_block else np.empty(0, np.int64)

@@ -2,8 +2,8 @@
 
 Reads plan.json, records.parquet, the receipts and the parts; writes the payloads of the failed
 records as new shards at the end of the plan, and the rows of records.parquet so that they point
-there. The old parts stay as they are and right by their names; merge just asks the new ones for
-these records.
+there. The old parts do not change, and still match their receipts; merge reads these records from
+the new parts.
 """
 
 from __future__ import annotations
@@ -376,9 +376,9 @@ def _replace_plan(
 ) -> None:
     """Put the new shards at the end of the plan and of records.parquet.
 
-    plan.json goes first and comes last: without one Snakemake plans again, from the store's plan,
-    which knows the new shards by then. So a kill at any point leaves a plan that agrees with its
-    records.parquet. What needs room on the disk is written before.
+    plan.json is removed first and written last. Without it Snakemake plans again from the copy in
+    the store, which lists the new shards by then. So a kill at any point leaves a plan that agrees
+    with its records.parquet. What needs space on the disk is written before.
     """
     gone, gone_cost = np.zeros((2, len(plan.shards)), np.int64)
     np.add.at(gone, chosen.places >> 32, 1)

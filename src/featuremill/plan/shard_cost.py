@@ -35,16 +35,16 @@ MOST_SHARDS = 2_000
 MOST_RECORDS = 1_000_000
 """A worker lists them: digests, costs, an order."""
 MOST_PAYLOAD_BYTES = 2**28
-"""Each of plan's helpers, of which there are up to eight, has a shard in memory up to three times
-while it is written: its records, and copies in their order."""
+"""Up to `MAX_PROCESSES` processes write shards. Each holds its shard up to three times in memory:
+the records, and copies in their order."""
 MOST_PART_BYTES = 2**35
 """Parts are written and read as streams, so memory sets no limit. But a job that goes on hashes
 what is there, a damaged part is computed again as a whole, and people copy and move such files."""
 UNKNOWN_COST = 2_000_000
 """The cost of a shard where no speed is known: as many residues take a CPU some minutes."""
 USUAL_CARD = "NVIDIA A100-SXM4-80GB"
-"""Stands in for a GPU that nobody named, or that the table lacks: by a slower one, a fast card
-would start up for most of its time."""
+"""Assumed for a GPU that is not named or not in the table. If a slower GPU were assumed, jobs of a
+fast GPU would mostly start up."""
 
 
 class Work(NamedTuple):

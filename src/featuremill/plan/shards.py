@@ -30,7 +30,7 @@ from featuremill.plan.buckets import (
     Bucket,
     Integers,
     OldShard,
-    Own,
+    OldShards,
     buckets_of,
     holders,
 )
@@ -53,7 +53,7 @@ class Work(NamedTuple):
     spools: list[Path]
     buckets: list[int]
     """The numbers of the buckets that hold a record."""
-    own: Own
+    own: OldShards
     locations: Path
     """A file of `LOCATION`s, one a record: shards are numbered old ones first, then the parts of
     stores, then new ones. A refused record has none."""
@@ -82,14 +82,14 @@ class Placed(NamedTuple):
 
 
 class Unassigned(NamedTuple):
-    """What no old shard holds."""
+    """The records that no old shard and no part of a store holds."""
 
     cost: int
     records: int
 
 
 class Used(NamedTuple):
-    """What some old shards are asked for."""
+    """The records that the plan takes from some old shards."""
 
     cost: int
     records: int
@@ -119,7 +119,7 @@ class Cutter:
             folder,
             spools,
             buckets_of(spools),
-            Own(
+            OldShards(
                 scratch / "old",
                 np.ones(len(old), bool),
                 np.array([*(shard.name in not_computed for shard in old), True]),
@@ -135,7 +135,7 @@ class Cutter:
         self._lost: Integers
         self._unassigned = Unassigned(0, 0)
 
-    def keep(self) -> Own:
+    def keep(self) -> OldShards:
         """Decide which old shards stay, and return them."""
         own = self._work.own
         if self._own:
@@ -158,12 +158,12 @@ class Cutter:
         )
 
     def release(self, names: Collection[str]) -> Unassigned:
-        """Let go of the old shards of these `names`, and place all records again; return what has
-        to be cut.
+        """Release the old shards of these `names`, and place all records again. Return the records
+        that have to be cut.
 
-        Where another old shard holds some of their records, they stay: failed records that are to
-        be computed again stand in a shard of their own, and the one in which they failed has them
-        as well.
+        If another old shard holds any of these records, nothing is released. Failed records that
+        are to be computed again are in two shards: one of their own, and the one in which they
+        failed.
         """
         kept, held = self._work.own.kept, self.used_of(names)
         before = kept.copy()
@@ -200,7 +200,7 @@ class Cutter:
         return cuts(costs, *self._unassigned, shard_cost)
 
     def cut(self, shard_cost: float) -> None:
-        """Cut what has no home into new shards."""
+        """Write the unassigned records into new shards."""
         work, used, used_cost = self._work, self._used, self._used_cost
         new = list(self.cuts(shard_cost))
         size_of_group = -(-len(new) // NUM_GROUPS)
@@ -240,12 +240,12 @@ def _wanted_bytes(work: Work, number: int) -> Integers:
 
 
 def _homes(work: Work, bucket: Bucket, number: int) -> tuple[npt.NDArray[np.void], Integers]:
-    """Return where old shards and stores have each distinct record of the bucket; and the old
-    shards that hold a record which a store has, once for each."""
+    """Return the location of each distinct record of the bucket in old shards and stores. Also
+    return, for each record that moves from an old shard to a store, that shard."""
     homes = work.own.homes(bucket, number)
     hits = work.offer.of_bucket(number)
     before = homes["shard"][hits["position"]]
-    is_taken = work.own.yields[before]  # `release` may have changed what the look-up left out
+    is_taken = work.own.not_computed[before]  # `release` may have changed what the look-up left out
     hits = hits[is_taken]
     homes["shard"][hits["position"]] = len(work.own.kept) + hits["part"]
     homes["row"][hits["position"]] = hits["row"]

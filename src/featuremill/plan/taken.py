@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
-from featuremill.plan.buckets import Bucket, OldShard, Own, buckets_of
+from featuremill.plan.buckets import Bucket, OldShard, OldShards, buckets_of
 from featuremill.plan.processes import Processes
 from featuremill.store import remote, shared
 from featuremill.store.journal_log import digest_of_file
@@ -48,7 +48,7 @@ part, and its row there."""
 ROWS_AT_ONCE = 2_000_000
 """About how many rows of parts are compared with an index at once."""
 TRIES = 5
-"""How often levels are looked for again that became one with others meanwhile."""
+"""Attempts at the look-up: index files may be merged with others, and removed, during it."""
 log = logging.getLogger("featuremill.plan")
 
 Levels = list[tuple[Level, Numbers]]
@@ -94,7 +94,7 @@ class Lookup(NamedTuple):
     settings: Settings
     values: pa.Schema
     """The columns that a part has to have."""
-    own: Own
+    own: OldShards
     """The run's own shards: what they have computed is not looked up."""
 
     @property
@@ -290,7 +290,7 @@ def _parts(
 
 
 def _look_up_bucket(
-    own: Own, spools: Sequence[Path], number: int, levels: Levels, to: Path
+    own: OldShards, spools: Sequence[Path], number: int, levels: Levels, to: Path
 ) -> None:
     """Write the hits of a bucket; where several parts have a payload, the first one's."""
     bucket = Bucket(spools, number)

@@ -52,7 +52,7 @@ def read(path: Path) -> dict[str, Any]:
 def is_held(path: Path) -> bool | None:
     """Return whether a process holds the lock file `path`; None where there are no locks.
 
-    A free lock is shared for an instant: a process that does not wait for it has to try twice.
+    A free lock is taken, shared, for an instant: a process that does not wait for it must retry.
     """
     try:
         with path.open("rb") as file:

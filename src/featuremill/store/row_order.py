@@ -20,15 +20,15 @@ RowOrder = Literal["auto", "input", "shard"]
 FROM_RECORDS = 5_000_000
 """From so many records on, `auto` is the order of shards."""
 MOST_FILES = 20_000
-"""`auto` is the order of the input where there could be more files, as samples have each their
-own."""
+"""If shards times samples exceed this, `auto` means the order of the input: each sample has files
+of its own."""
 LEAST_JOBS, MOST_JOBS = 4, 64
 RECORDS_A_JOB = 500_000
 """Jobs that share the shards of a run among them: each costs a second, or on a cluster some."""
 
 
-def refuse_outputs(order: str, outputs: Sequence[str]) -> str:
-    """Return why `outputs` cannot be in this order; "" where they can."""
+def why_not_in_order(order: str, outputs: Sequence[str]) -> str:
+    """Return why the option `order` does not allow `outputs`; "" if it does."""
     others = [name for name in outputs if not format_of(name).part_name]
     if order != "shard" or not others:
         return ""
@@ -44,7 +44,7 @@ def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan)
     Raises:
         UserError: when that was asked for, and an output cannot be written so.
     """
-    if problem := refuse_outputs(order, outputs):
+    if problem := why_not_in_order(order, outputs):
         raise UserError(f"outputs: {problem}.")
     if not will_be_by_shard(order, outputs, plan) or order == "shard":
         return order == "shard"
@@ -59,7 +59,7 @@ def will_be_by_shard(order: str, outputs: Sequence[str], plan: Plan) -> bool:
     if order != "auto":
         return order == "shard"
     is_large = plan.counts.planned >= FROM_RECORDS
-    return is_large and bool(outputs) and not refuse_outputs("shard", outputs)
+    return is_large and bool(outputs) and not why_not_in_order("shard", outputs)
 
 
 def num_jobs_of(plan: Plan, num_sources: int) -> int:

@@ -1,5 +1,5 @@
-"""Which files in the receipts and the store of a run are featuremill's: by their place, with a name
-that only content gives, and else by the record."""
+"""Which files in receipts/ and store/ of a run featuremill wrote: those at a path with a digest in
+it, and at other paths those in the record (`store.ours`)."""
 
 from __future__ import annotations
 

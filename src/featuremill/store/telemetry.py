@@ -50,7 +50,7 @@ than 1 MB."""
 MOST_BYTES = 2 * 1024 * 1024
 """A larger file gets no more lines, as of a job that restarts every second."""
 AGAIN_BYTES = 16 * 1024
-"""After so many bytes the attempt's facts are written again, for readers of the end alone."""
+"""Bytes after which the attempt's facts are written again, as some readers read only the end."""
 READ_BYTES = 4 * 1024 * 1024
 """Only so much of the end is read; no job writes more."""
 TAIL_BYTES = 4 * AGAIN_BYTES

@@ -14,6 +14,6 @@ def gone(*_, **__):
 
 names, *words = sys.argv[1:]
 for name in names.split(","):
-    internals.REACHES[name].function = gone
+    internals.INTERNAL_CALLS[name].function = gone
 sys.argv = ["snakemake", *words]
 main()

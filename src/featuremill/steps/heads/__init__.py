@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,8 @@ DELIVERED = ("head.safetensors", "head.html", "missing.tsv", "held_out.parquet")
 """The files of a head; its card comes last."""
 
 SECTION = dict[Name, Head]
+Problems = Iterator[tuple[tuple[str, ...], str]]
+"""Keys below `heads`, and what is wrong there."""
 
 
 def folder_of(name: str, head: Head, project: Project) -> str:
@@ -64,7 +66,7 @@ def predicted(name: str, head: Head, project: Project) -> Mapping[str, Sequence[
     return {predictions_of(name, project): features_of(head, project), **more}
 
 
-def problems(heads: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(heads: Mapping[str, Head], project: Project) -> Problems:
     """Yield missing sets of features, and vectors whose number does not fit the sets."""
     for name, head in heads.items():
         try:
@@ -84,43 +86,38 @@ def problems(heads: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
                 yield (name, "predict", more), "a head has this name; take another one."
 
 
-def problems_of_files(
-    heads: Mapping[str, Head], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_files(heads: Mapping[str, Head], project: Project) -> Problems:
     """Yield missing columns, vectors and heads, and heads of other features."""
     from featuremill.features import chosen
 
     for name, head in heads.items():
         if head.folder:
-            try:
-                _refuse_unfit(name, head, project)
-            except UserError as error:
-                yield (name, "folder"), str(error)
+            yield from _refused((name, "folder"), partial(_refuse_unfit, name, head, project))
             continue
+        check = partial(_check_column, name, head, project)
         for key, column in (("column", head.column), ("group", head.group)):
-            try:
-                _check_column(name, head, key, column, project)
-            except UserError as error:
-                yield (name, key), str(error)
+            if wrong := [*_refused((name, key), partial(check, key, column))]:
+                yield from wrong
                 break
         for number, features in enumerate(head.of or project.features):
-            column, of_residues = head.vectors_at(number), head.task == "per_residue"
-            try:
-                if ahead := project.ahead(features):
-                    chosen(ahead.schema, column, features, "vectors:", of_residues)
-            except UserError as error:
-                yield (name, "vectors"), str(error)
+            if ahead := project.ahead(features):
+                column, of_residues = head.vectors_at(number), head.task == "per_residue"
+                arguments = ahead.schema, column, features, "vectors:", of_residues
+                yield from _refused((name, "vectors"), partial(chosen, *arguments))
 
 
-def problems_of_records(
-    heads: Mapping[str, Head], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_records(heads: Mapping[str, Head], project: Project) -> Problems:
     """Yield labels that are not of the records, and those of too few classes or groups."""
     for name, head in heads.items():
-        try:
-            classes_of(name, head, project)
-        except UserError as error:
-            yield (name, "labels" if head.labels else "column"), str(error)
+        key = "labels" if head.labels else "column"
+        yield from _refused((name, key), partial(classes_of, name, head, project))
+
+
+def _refused(key: tuple[str, ...], check: Callable[[], object]) -> Problems:
+    try:
+        check()
+    except UserError as error:
+        yield key, str(error)
 
 
 def classes_of(name: str, head: Head, project: Project) -> Sequence[str]:
@@ -143,7 +140,7 @@ def classes_of(name: str, head: Head, project: Project) -> Sequence[str]:
     return refuse_ahead(training, [listed_in(run, project, column) for run, column in pairs])
 
 
-def _check_column(name: str, head: Head, key: str, column: str | None, project: Project) -> None:
+def _check_column(name: str, head: Head, project: Project, key: str, column: str | None) -> None:
     """Raise UserError where labels lack the column, or rows of their table are wrong."""
     from featuremill.inputs import labels, samples
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from featuremill.kit import cards
+from featuremill.kit.errors import IntegrityError
 from featuremill.kit.files import JsonFile, JsonRecord, sha256_of
-from featuremill.kit.runs import Settings
+from featuremill.kit.ids import IdColumns
+from featuremill.kit.runs import Settings, whole_ids, with_keys
 from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
 
-__all__ = ["CARD", "Card", "read", "refuse_without"]
+__all__ = ["CARD", "IS_SEEN", "NO", "UNKNOWN", "YES", "Card", "read", "read_held_out", "require"]
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
 HELD_OUT = "held_out.parquet"
+IS_SEEN, YES, NO, UNKNOWN = "seen_in_training", "yes", "no", "unknown"
+"""The column that has whether a head was trained on a record, and its values."""
 CONTIG = "contig"
 """The group of a fragment, unless the labels have another one."""
 Task = Literal["classification", "regression", "per_residue"]
@@ -26,7 +31,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 """The tensors of a head by name."""
 
 
-def refuse_without(*packages: str) -> None:
+def require(*packages: str) -> None:
     """Raise UserError if one of the `packages` is not installed."""
 
     class Needs(WorkloadOptions):
@@ -49,11 +54,16 @@ class Part(JsonRecord):
     """The run on which the head was trained."""
 
 
-class TableUsed(JsonRecord):
-    """The table of labels."""
+class Source(JsonRecord):
+    """The file of an imported head."""
 
     file: str
     sha256: str
+
+
+class TableUsed(Source):
+    """The table of labels."""
+
     column: str
     """Empty for labels of residues in FASTA."""
     group: str | None = None
@@ -117,13 +127,6 @@ class Bin(JsonRecord):
     """Share of these records that are of the class."""
 
 
-class Source(JsonRecord):
-    """The file of an imported head."""
-
-    file: str
-    sha256: str
-
-
 class Card(JsonFile):
     """The content of head.json."""
 
@@ -177,15 +180,6 @@ class Card(JsonFile):
         """The columns of its scores in tables; the value of a regression."""
         return [f"score_{name}" for name in self.classes] or ["value"]
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The metadata of a Parquet file with its predictions: the head and its features."""
-        provenance = {
-            "head_sha256": self.sha256,
-            "features": [part.as_json() for part in self.features],
-        }
-        return {"featuremill": json.dumps(provenance, sort_keys=True)}
-
 
 def refuse_other_folder(folder: Path) -> None:
     """Raise UserError if `folder`, which a head will replace, has files of something else."""
@@ -214,7 +208,7 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
         UserError: there is no head.
         IntegrityError: it is damaged or was changed.
     """
-    refuse_without("safetensors")
+    require("safetensors")
     from safetensors.numpy import load
 
     missing = (
@@ -223,3 +217,57 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
     )
     content = cards.read(folder, Card, CARD, TENSORS, missing)
     return content, load((folder / TENSORS).read_bytes())
+
+
+class HeldOut(NamedTuple):
+    """The labelled records, in the order of their sha256. Each has the scores of a head that saw no
+    record of its group and no copy of it: the head itself has seen the label."""
+
+    ids: list[str]
+    sha256s: list[str]
+    labels: list[str] | list[float]
+    groups: list[str]
+    scores_NC: npt.NDArray[np.float64]
+    """Scores in the order of the card's classes."""
+
+
+def write_held_out(
+    path: Path,
+    ids: Sequence[str],
+    sha256s: Sequence[str],
+    columns: Mapping[str, Any],
+    id_columns: IdColumns,
+) -> str:
+    """Write the labelled records, in the order of their sha256; return the file's sha256."""
+    cells = zip(*map(id_columns.cells, ids), strict=True)
+    of_ids = dict(zip(id_columns.names, map(list, cells), strict=True))
+    table = pa.table({**of_ids, "sha256": sha256s, **columns})
+    pq.write_table(table, path, compression="zstd")
+    return sha256_of(path)
+
+
+def held_out_at(folder: Path, card: Card) -> Path:
+    """Return the path of the held-out records of the head in `folder`.
+
+    Raises:
+        IntegrityError: the file is gone or was changed.
+    """
+    path = folder / HELD_OUT
+    if not path.is_file() or sha256_of(path) != card.held_out_sha256:
+        raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
+    return path
+
+
+def read_held_out(folder: Path, card: Card) -> HeldOut | None:
+    """Return the held-out scores of the head in `folder`; None for an imported head.
+
+    Raises:
+        IntegrityError: they are damaged or were changed.
+    """
+    if card.held_out_sha256 is None:
+        return None
+    table = pq.read_table(held_out_at(folder, card))
+    scores = [table[name].to_numpy() for name in card.columns]
+    ids = whole_ids(with_keys(table)).to_pylist()
+    sha256s, labels, groups = (table[name].to_pylist() for name in ("sha256", "label", "group"))
+    return HeldOut(ids, sha256s, labels, groups, np.stack(scores, axis=1))

@@ -165,10 +165,8 @@ def _curves(
         x_T, y_T = (getattr(each, axis) for axis in axes)
         some = np.unique(np.linspace(0, len(x_T) - 1, MOST_POINTS).round().astype(int))
         points = enumerate(zip(x_T[some].tolist(), y_T[some].tolist(), strict=True))
-        name = clipped(each.name, MOST_TEXT)
-        rows += [
-            {"class": name, "n": n, "x": round(x, 4), "y": round(y, 4)} for n, (x, y) in points
-        ]
+        about = {"class": clipped(each.name, MOST_TEXT)}
+        rows += [about | {"n": n, "x": round(x, 4), "y": round(y, 4)} for n, (x, y) in points]
     scale, ticks = alt.Scale(domain=[0, 1]), alt.Axis(tickCount=5)
     x = alt.X("x:Q", title=titles[0], scale=scale, axis=ticks)
     y = alt.Y("y:Q", title=titles[1], scale=scale, axis=ticks)
@@ -176,10 +174,9 @@ def _curves(
     stroke = {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 160}
     legend = alt.Legend(title=None, orient="bottom", columns=2, **stroke) if names[1:] else None
     color = alt.Color("class:N", scale=categories(names), legend=legend)
-    of_axes = zip("xy", titles, strict=True)
     numbers = [
         alt.Tooltip(f"{field}:Q", title=title.partition(":")[0], format=".3f")
-        for field, title in of_axes
+        for field, title in zip("xy", titles, strict=True)
     ]
     base = alt.Chart(values(rows)).encode(order="n:Q")
     line = base.mark_line(style="curve", interpolate=between).encode(color=color)
@@ -194,6 +191,12 @@ def _over(guide: Any, x: Any, y: Any, height: int, *layers: Any) -> Any:
     return chart.properties(width="container", height=height)
 
 
+def in_words(card: Card, key: str) -> str:
+    """Return a figure with its interval and that of guessing."""
+    value, low, high = card.scores[key]
+    return f"{NAMES[key]} {value:.3f} ({low:.3f}–{high:.3f}; guessing {card.guesses[key]:.3f})"
+
+
 def scores(card: Card) -> Figure:
     """Return the figures of a head of classes, each with its interval and that of guessing."""
     rows: list[dict[str, Any]] = [
@@ -204,11 +207,7 @@ def scores(card: Card) -> Figure:
     assert card.labels
     group = card.labels.group
     unseen = f"no record of the same {group}" if group else "not the record"
-    each_figure = (
-        f"{row['figure']} {row['value']:.3f} ({row['low']:.3f}–{row['high']:.3f}; guessing "
-        f"{row['guess']:.3f})"
-        for row in rows
-    )
+    each_figure = (in_words(card, key) for key in card.scores if key not in LOWER_IS_BETTER)
     each = "Each residue" if card.task == "per_residue" else "Each record"
     sentence = (
         f"{each} predicted by a head that saw {unseen}: {listed(each_figure)}; in brackets, 95 % "

@@ -21,9 +21,10 @@ import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,12 +33,12 @@ from featuremill.features import Failure, Index, Matrix, Rows
 from featuremill.kit.arrays import matrix
 from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import UserError
-from featuremill.kit.ids import ID_ALONE
+from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.kit.reasons import kind_of
 from featuremill.kit.runs import Results, Settings
 from featuremill.kit.text import Progress, clipped, counted, listed, records
 from featuremill.kit.workloads import Record
-from featuremill.steps.heads.card import Part, refuse_without
+from featuremill.steps.heads.card import Part, require
 from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
 __all__ = ["LAYOUTS", "Layout"]
@@ -112,35 +113,30 @@ class NewRecords:
         return [failure for _, failure in sorted(self._failures.items())]
 
 
+@dataclass(eq=False)
 class Vectors:
-    """Vectors of records that are in files, one for each id, read as those of a run."""
+    """Vectors of records that are in files, one for each id, read as those of a run.
 
-    id_columns = ID_ALONE
+    Raises:
+        UserError: an id occurs twice.
+    """
 
-    def __init__(
-        self,
-        name: str,
-        column: str,
-        ids: Sequence[str],
-        vectors: Matrix,
-        sha256s: Sequence[str] = (),
-        failures: Sequence[Failure] = (),
-        part: Part | None = None,
-        rows: Rows | None = None,
-    ) -> None:
-        """`part` has the recipe. `sha256s` are those of the payloads; none if unknown. `rows` are
-        those of `vectors` that the ids have, if not all.
+    name: str
+    column: str
+    ids: Sequence[str]
+    vectors: Matrix
+    sha256s: Sequence[str] = ()
+    """The digest of each payload; none if unknown."""
+    failed: Sequence[Failure] = ()
+    rows: Rows | None = None
+    """The rows of `vectors` that the ids have, if not all."""
+    recipe: str | None = None
+    settings: Settings | None = None
+    id_columns: ClassVar[IdColumns] = ID_ALONE
 
-        Raises:
-            UserError: an id occurs twice.
-        """
-        self.name, self.column = name, column
-        self.num_rows, self.width = len(ids), vectors.shape[1]
-        self._rows = np.arange(len(ids)) if rows is None else rows
-        self.recipe: str | None = part.recipe if part else None
-        self.settings: Settings | None = part.settings if part else None
-        self._ids, self._vectors, self._sha256s, self._failures = ids, vectors, sha256s, failures
-        Index(self)
+    def __post_init__(self) -> None:
+        self.num_rows, self.width = len(self.ids), self.vectors.shape[1]
+        Index(self)  # refuses an id that occurs twice
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         for start in range(0, self.num_rows, ROWS_AT_ONCE):
@@ -148,16 +144,16 @@ class Vectors:
             yield self.ids_of(rows), self.take(rows)
 
     def ids_of(self, rows: Rows) -> list[str]:
-        return [self._ids[row] for row in rows.tolist()]
+        return [self.ids[row] for row in rows.tolist()]
 
     def take(self, rows: Rows) -> Matrix:
-        return self._vectors[self._rows[rows]]
+        return self.vectors[rows if self.rows is None else self.rows[rows]]
 
     def digests(self) -> Iterator[tuple[str, str]]:
-        return zip(self._ids, self._sha256s, strict=False)
+        return zip(self.ids, self.sha256s, strict=False)
 
     def failures(self) -> Iterator[Failure]:
-        return iter(self._failures)
+        return iter(self.failed)
 
 
 def open_computed(
@@ -210,7 +206,10 @@ def _computed(path: Path, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors
         for column in columns:
             of_column = matrix(values.column(column))
             if column not in vectors:
-                vectors[column] = _scratch(len(new.good), of_column.shape[1], of_column.dtype)
+                shape, dtype = (len(new.good), of_column.shape[1]), of_column.dtype
+                with tempfile.TemporaryFile() as file:  # it ends with the array
+                    file.truncate(shape[0] * shape[1] * dtype.itemsize)
+                    vectors[column] = np.memmap(file, dtype, "r+", 0, shape)
             vectors[column][rows] = of_column[of_row]
         is_there[rows] = True
         num_done += len(rows)
@@ -225,18 +224,12 @@ def _computed(path: Path, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors
     rows = np.flatnonzero(is_there)
     ids = [new.good[row].id for row in rows.tolist()]
     sha256s = [hashlib.sha256(new.good[row].payload).hexdigest() for row in rows.tolist()]
+    known = sha256s, failures, rows
     return [
-        Vectors(str(path), part.column, ids, vectors[part.column], sha256s, failures, part, rows)
+        Vectors(str(path), name, ids, vectors[name], *known, part.recipe, part.settings)
         for part in parts
-        if part.column
+        if (name := part.column)
     ]
-
-
-def _scratch(num_rows: int, width: int, dtype: np.dtype[np.generic]) -> Matrix:
-    """Return an array of numbers in a temporary file, which ends with it."""
-    with tempfile.TemporaryFile() as file:
-        file.truncate(num_rows * width * dtype.itemsize)
-        return np.memmap(file, dtype, "r+", 0, (num_rows, width))
 
 
 class Layout(NamedTuple):
@@ -312,21 +305,21 @@ def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
             one layout.
     """
     if paths:
-        refuse_without("safetensors", "torch")
-    by_layout: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
-    widths: dict[Layout, int] = {}
+        require("safetensors", "torch")
+    by_layout: dict[Layout, tuple[int, BinaryIO, list[Path], list[str]]] = {}
     progress = Progress(log, "reading VirNucPro's features")
     num_read = 0
     with contextlib.ExitStack() as stack:
         for path in paths:
             layout, its_ids, vectors = _read(path)
             if layout not in by_layout:
-                by_layout[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
-            scratch, its_paths, ids = by_layout[layout]
-            if (width := vectors.shape[1]) != widths.setdefault(layout, width):
+                file = stack.enter_context(tempfile.TemporaryFile())
+                by_layout[layout] = vectors.shape[1], file, [], []
+            width, scratch, its_paths, ids = by_layout[layout]
+            if vectors.shape[1] != width:
                 raise UserError(
-                    f"{path}: its vectors have {width:,} numbers, and those of {its_paths[0]} "
-                    f"have {widths[layout]:,}; name files of one run."
+                    f"{path}: its vectors have {vectors.shape[1]:,} numbers, and those of "
+                    f"{its_paths[0]} have {width:,}; name files of one run."
                 )
             scratch.write(np.ascontiguousarray(vectors).data)
             its_paths.append(path)
@@ -334,8 +327,8 @@ def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
             num_read += len(its_ids)
             progress.at(num_read)
         opened: dict[Path, Vectors] = {}
-        for layout, (scratch, its_paths, ids) in by_layout.items():
-            vectors = np.memmap(scratch, np.float32, "r", 0, (len(ids), widths[layout]))
+        for layout, (width, scratch, its_paths, ids) in by_layout.items():
+            vectors = np.memmap(scratch, np.float32, "r", 0, (len(ids), width))
             more = f" and {len(its_paths) - 1:,} more" if its_paths[1:] else ""
             features = Vectors(f"{its_paths[0]}{more}", layout.name, ids, vectors)
             opened |= dict.fromkeys(its_paths, features)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -79,20 +79,6 @@ class Rows(NamedTuple):
     def apart_from(self, is_held_out_N: Flags) -> Flags:
         """Return which rows a fit may see: none that is held out, and no copy of one."""
         return ~np.isin(self.payload_N, self.payload_N[is_held_out_N])
-
-
-class Learner(Protocol):
-    """A method to fit a head."""
-
-    setting: str
-    """The name of the setting that folds choose."""
-    settings: Sequence[float]
-    """The settings to try, in order."""
-    patience: int
-    """The number of settings without a better one after which the search ends."""
-
-    def heads(self, rows: Rows, settings: Sequence[float]) -> Iterator[Tensors]:
-        """Yield a head for each of the settings, in order, fitted to all rows."""
 
 
 class Logistic:
@@ -195,6 +181,11 @@ class Perceptron:
             if epoch in settings:
                 state = network.state_dict().items()
                 yield standard | {key: value.numpy().copy() for key, value in state}
+
+
+Learner = Logistic | Ridge | Perceptron
+"""A method to fit a head: `heads` yields one for each setting, fitted to all rows. Folds choose one
+of the `settings`, and stop after as many without a better one as the `patience`."""
 
 
 def _singles(standard: Tensors, x_NF: Matrix) -> npt.NDArray[np.float32]:
@@ -350,5 +341,5 @@ def shuffled_p(rows: Rows) -> float:
                 product_T, spread_T, out=np.zeros(len(total_T)), where=spread_T > 0
             )
         correlations += total_T.reshape(len(some), -1).sum(1).tolist()
-    true = correlations[0]
-    return float((np.array(correlations) >= true - 1e-9 * abs(true)).mean())
+    least = correlations[0] - 1e-9 * abs(correlations[0])
+    return float((np.array(correlations) >= least).mean())

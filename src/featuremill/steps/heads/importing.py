@@ -51,7 +51,7 @@ def import_head(chosen: Chosen) -> None:
     Raises:
         UserError: the file is missing, not trusted, or of another shape.
     """
-    card.refuse_without("safetensors", "torch")
+    card.require("safetensors", "torch")
     card.refuse_other_folder(chosen.output)
     if len(set(chosen.classes)) != len(chosen.classes) or len(chosen.classes) < 2:
         raise UserError(
@@ -94,19 +94,13 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
     import io
 
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load
 
     if not content.startswith((b"PK", b"\x80")):
-        try:
-            tensors: Mapping[str, Any] = load(content)
-            return tensors
-        except SafetensorError:
-            raise _no_head(chosen, "it is neither safetensors nor a file of torch.save") from None
+        return _loaded(chosen, content, "it is neither safetensors nor a file of torch.save")
     try:
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except UnpicklingError:
-        return _trusted(chosen, content, sha256)
+        return _loaded(chosen, _trusted(chosen, content, sha256), "reading it gave no tensors")
     except (RuntimeError, EOFError, ValueError) as error:
         raise _no_head(chosen, f"torch cannot read it: {clipped(str(error))}") from None
     state = unwrapped(state)
@@ -117,6 +111,17 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
     return state
 
 
+def _loaded(chosen: Chosen, content: bytes, problem: str) -> Mapping[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors: Mapping[str, Any] = load(content)
+    except SafetensorError:
+        raise _no_head(chosen, problem) from None
+    return tensors
+
+
 def unwrapped(content: Any) -> Any:
     """Return the state dict, or the model, inside a checkpoint."""
     for key in WRAPPERS:
@@ -125,11 +130,8 @@ def unwrapped(content: Any) -> Any:
     return content
 
 
-def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
-    """Return the tensors of a pickled model, if the user trusts it."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
+def _trusted(chosen: Chosen, content: bytes, sha256: str) -> bytes:
+    """Return the tensors of a pickled model as safetensors, if the user trusts it."""
     if chosen.trusted is None:
         again = ["featuremill", "head", "import", str(chosen.path)]
         again += ["--classes", ",".join(chosen.classes)]
@@ -145,19 +147,12 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
             f"{chosen.path}: its sha256 is {sha256}, and --trust names {chosen.trusted}; this is "
             "another file than the one you trust."
         )
-    done = subprocess.run(
-        [sys.executable, "-m", "featuremill.steps.heads.unpickle"],
-        input=content,
-        capture_output=True,
-    )
+    program = [sys.executable, "-m", "featuremill.steps.heads.unpickle"]
+    done = subprocess.run(program, input=content, capture_output=True)
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise _no_head(chosen, f"reading it failed: {clipped(lines[-1] if lines else 'no word')}")
-    try:
-        tensors: Mapping[str, Any] = load(done.stdout)
-    except SafetensorError:
-        raise _no_head(chosen, "reading it gave no tensors") from None
-    return tensors
+    return done.stdout
 
 
 def _named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,8 +141,7 @@ def _of_sheet(
             f"{features.name}: it is a run without samples, whose sheet could have {column!r}; "
             "name a table with --labels."
         )
-    group = group or SAMPLE
-    by = SAMPLE if group == labels.ID else group
+    by = SAMPLE if group in (None, labels.ID) else group
     for name in (column, by):
         if name not in sheet:
             raise UserError(
@@ -152,21 +151,18 @@ def _of_sheet(
     of_sample: dict[str, Label] = {}
     for sample, label, group_of_it in zip(sheet[SAMPLE], sheet[column], sheet[by], strict=True):
         if label and not group_of_it:
-            raise _without_group(sample, group)
+            raise _without_group(sample, by)
         if label:
             of_sample[sample] = Label(label, group_of_it, 0)
     if not of_sample:
         raise UserError(f"{features.name}: no sample has a label in {column!r}; fill it in.")
-    ids = chain(
-        features.ids_of(np.arange(features.num_rows)),
-        (failure.id for failure in features.failures()),
-    )
-    owner = features.id_columns.owner
-    of_id = {id: of_sample[sample] for id in ids if (sample := owner(id)) in of_sample}
-    if group == labels.ID:
-        of_id = {id: label._replace(group=id) for id, label in of_id.items()}
+    ids, failures = features.ids_of(np.arange(features.num_rows)), features.failures()
+    owner, of_id = features.id_columns.owner, dict[str, Label]()
+    for id in (*ids, *(failure.id for failure in failures)):
+        if own := of_sample.get(owner(id)):
+            of_id[id] = own._replace(group=id) if group == labels.ID else own
     file = features.inputs[0]
-    used = TableUsed(file=file.path, sha256=file.sha256, column=column, group=group)
+    used = TableUsed(file=file.path, sha256=file.sha256, column=column, group=group or SAMPLE)
     return Labels(of_id, len(sheet[SAMPLE]) - len(of_sample), used)
 
 
@@ -198,15 +194,11 @@ def of_fragments(
 
 
 def _contigs(translated: Path) -> Iterator[str]:
-    """Yield the contigs of a translation, each once."""
-    last = None
-    for some in translation.fragments(translated, ["contig"]):
-        for contig in some.column(0).to_pylist():
-            if contig != last:  # fragments of a contig are together
-                yield contig
-            last = contig
-    for row in translation.untranslated(translated):
-        yield row["contig"]
+    """Yield the contigs of a translation, each once; fragments of a contig are together."""
+    blocks = translation.fragments(translated, ["contig"])
+    contigs = chain.from_iterable(some.column(0).to_pylist() for some in blocks)
+    yield from (contig for contig, _ in groupby(contigs))
+    yield from (row["contig"] for row in translation.untranslated(translated))
 
 
 def _letters_in(path: Path, head: Head, id_columns: IdColumns) -> dict[str, Label]:

@@ -107,15 +107,8 @@ def _samples(judged: Judged) -> dict[str, Any]:
 
 def log_figures(card: Card, output: Path) -> None:
     """Log the figures of a head, how many labels lack features, and where the page is."""
-    for key, (value, low, high) in card.scores.items():
-        log.info(
-            "%s %.3f (95 %% interval %.3f to %.3f; guessing %.3f)",
-            NAMES[key],
-            value,
-            low,
-            high,
-            card.guesses[key],
-        )
+    every = listed(charts.in_words(card, key) for key in card.scores)
+    log.info("%s; in brackets, 95 %% intervals", every)
     log.info("permutation p %.3g", card.permutation_p)
     if card.threshold:
         log.info(threshold.sentences(card).strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
 from featuremill.kit.tsv import TsvWriter
-from featuremill.steps.heads import card, held_out, network, residues, threshold
+from featuremill.steps.heads import card, network, residues, threshold
 from featuremill.steps.heads.card import Tensors
 from featuremill.steps.heads.computed import Choices, Vectors, open_computed, open_files
 from featuremill.steps.heads.joined import (
@@ -94,7 +95,16 @@ def predict(
     if probabilities and probabilities.suffix != ".parquet":
         raise UserError(f"{probabilities}: probabilities are a .parquet; give a name that ends so.")
     if is_of_residues:
-        source = _opened_residues(runs, columns, head, folder, choices)
+        if len(runs) != 1 or len(columns) > 1:
+            raise UserError(
+                f"{folder}: this head takes one column of one set of features; name one run, or "
+                "one file of records."
+            )
+        (run,), (part,) = runs, head.features
+        if _has_records(run):
+            source = residues.of_file(folder, part, run, choices)
+        else:
+            source = residues.of_run(run, columns[0] if columns else part.column)
         parts, id_columns = [source.part], source.id_columns
         predicted_by = partial(_of_residues, source)
     else:
@@ -126,7 +136,7 @@ def predict(
             for write in writers:
                 write(some)
             num_predicted += len(some.ids)
-            num_seen += some.seen.count(held_out.YES)
+            num_seen += some.seen.count(card.YES)
         if not num_predicted:
             raise UserError(
                 f"{listed(str(run) for run in runs)}: no record has all the features that {folder} "
@@ -140,8 +150,8 @@ def predict(
             folder,
             records(num_seen),
             "letters" if is_of_residues else "scores",
-            held_out.COLUMN,
-            held_out.YES,
+            card.IS_SEEN,
+            card.YES,
         )
     if num_missing:
         log.warning(
@@ -151,12 +161,40 @@ def predict(
         )
 
 
+class Seen:
+    """The records of some features on which a head was trained."""
+
+    def __init__(self, held_out: card.HeldOut | None, features: Source) -> None:
+        self._held_out = held_out if features.recipe is not None else None
+        self._row_of: dict[str, int] = {}
+        if not self._held_out:
+            return
+        pairs = zip(self._held_out.ids, self._held_out.sha256s, strict=True)
+        by_pair = {pair: row for row, pair in enumerate(pairs)}
+        # The score of any copy will do: it is of a head that saw none.
+        by_sha256 = {sha256: row for (_, sha256), row in by_pair.items()}
+        for id, sha256 in features.digests():
+            if sha256 in by_sha256:
+                self._row_of[id] = by_pair.get((id, sha256), by_sha256[sha256])
+
+    def held_out(
+        self, ids: Sequence[str], scores_NC: npt.NDArray[np.float64]
+    ) -> tuple[npt.NDArray[np.float64], list[str]]:
+        """Return scores, held-out ones where there are, and for each id YES, NO or UNKNOWN."""
+        if not self._held_out:
+            return scores_NC, [card.UNKNOWN] * len(ids)
+        rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)
+        is_seen = rows >= 0
+        scores = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
+        return scores, [card.YES if is_it else card.NO for is_it in is_seen]
+
+
 def _of_records(
     sources: Sequence[Source], folder: Path, head: card.Card, tensors: Tensors, report: Report
 ) -> Iterator[Predicted]:
     """Yield the predictions of records, in the order of the first source."""
     joined = Joined(sources)
-    recall = held_out.Seen(held_out.read(folder, head), sources[0])
+    recall = Seen(card.read_held_out(folder, head), sources[0])
     for ids, vectors in joined.blocks(report):
         scores_NC = network.logits(tensors, vectors)
         if head.task != "regression":
@@ -179,7 +217,7 @@ def _of_residues(
         prefix, is_of_fold, rest = name.rpartition(".")
         fold = int(prefix.removeprefix("fold_")) if is_of_fold else None
         by_fold.setdefault(fold, {})[rest] = tensor
-    table = pq.read_table(held_out.checked(folder, head), columns=["sha256", "fold"])
+    table = pq.read_table(card.held_out_at(folder, head), columns=["sha256", "fold"])
     fold_of = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
     for block in source.blocks(report):
         folds = [fold_of.get(sha256) for sha256 in block.sha256s]
@@ -189,26 +227,8 @@ def _of_residues(
             for fold, own in zip(folds, lots, strict=True)
         ]
         letters = [(residues.letters(each.argmax(1), head.classes),) for each in scores]
-        seen = [held_out.NO if fold is None else held_out.YES for fold in folds]
+        seen = [card.NO if fold is None else card.YES for fold in folds]
         yield Predicted(block.ids, letters, np.concatenate(scores), seen, block.sizes)
-
-
-def _opened_residues(
-    runs: Sequence[Path],
-    columns: Sequence[str],
-    head: card.Card,
-    folder: Path,
-    choices: Choices,
-) -> residues.Source:
-    if len(runs) != 1 or len(columns) > 1:
-        raise UserError(
-            f"{folder}: this head takes one column of one set of features; name one run, or one "
-            "file of records."
-        )
-    (run,), (part,) = runs, head.features
-    if _has_records(run):
-        return residues.of_file(folder, part, run, choices)
-    return residues.of_run(run, columns[0] if columns else part.column)
 
 
 def _opened(
@@ -327,7 +347,7 @@ def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
     """Write a table of text, of which a head for residues has no scores."""
     columns = head.columns if head.task != "per_residue" else []
     with path.open("w", encoding="utf-8", newline="") as file:
-        table = TsvWriter(file, [*id_columns.names, *_columns(head), *columns, held_out.COLUMN])
+        table = TsvWriter(file, [*id_columns.names, *_columns(head), *columns, card.IS_SEEN])
 
         def write(some: Predicted) -> None:
             scores = some.scores_NC.tolist() if columns else [()] * len(some.ids)
@@ -348,8 +368,10 @@ def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Wri
         fields |= dict.fromkeys(_columns(head), pa.string())
     fields |= dict.fromkeys(map(one_line, head.columns), kind)
     if not of_residues:
-        fields[held_out.COLUMN] = pa.string()
-    schema = pa.schema(fields, metadata=head.metadata)
+        fields[card.IS_SEEN] = pa.string()
+    provenance = {"head_sha256": head.sha256, "features": [x.as_json() for x in head.features]}
+    metadata = {"featuremill": json.dumps(provenance, sort_keys=True)}
+    schema = pa.schema(fields, metadata=metadata)
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
         def write(some: Predicted) -> None:

@@ -105,11 +105,11 @@ class Head(Section):
     @property
     def wanted(self) -> Wanted | None:
         """The threshold, if there is one."""
-        for of in ("precision", "recall"):
-            if level := self.threshold.get(of):
+        for figure in ("precision", "recall"):
+            if level := self.threshold.get(figure):
                 name = self.threshold["class"]
                 class_name = name if isinstance(name, str) else f"{name:g}"
-                return Wanted(class_name, of, float(level))
+                return Wanted(class_name, figure, float(level))
         return None
 
     @property

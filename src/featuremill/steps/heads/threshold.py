@@ -44,24 +44,20 @@ def _curve(score_N: Values, is_it_N: Flags) -> tuple[Values, Values, Values]:
     return score_N[is_last], right_T / called_T, right_T / max(1, int(is_it_N.sum()))
 
 
-def decided(scores_NC: Values, number: int | None, cut: float | Values = NEVER) -> Labels:
+def decided(scores_NC: Values, number: int, cut: float | Values) -> Labels:
     """Return the number of the class of each record: `number` where the score of this class reaches
-    `cut`, else the other class with the highest score. Without a `number`, the class with the
-    highest score."""
-    numbers: Labels = scores_NC.argmax(1)
-    if number is not None:
-        others_NC = scores_NC.copy()
-        others_NC[:, number] = -1
-        numbers = np.where(scores_NC[:, number] >= cut, number, others_NC.argmax(1))
-    return numbers
+    `cut`, else the other class with the highest score."""
+    others_NC = scores_NC.copy()
+    others_NC[:, number] = -1
+    return np.where(scores_NC[:, number] >= cut, number, others_NC.argmax(1))
 
 
 def classes_of(card: Card, scores_NC: Values) -> Labels:
     """Return the number of the class that a head predicts for each record."""
     if card.threshold is None:
-        return decided(scores_NC, None)
-    number = card.classes.index(card.threshold.class_name)
-    return decided(scores_NC, number, card.threshold.score)
+        best_N: Labels = scores_NC.argmax(1)
+        return best_N
+    return decided(scores_NC, card.classes.index(card.threshold.class_name), card.threshold.score)
 
 
 def of_class(score_N: Values, is_it_N: Flags, wanted: Wanted, where: str) -> float:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from featuremill.kit.files import delivering_folder
 from featuremill.kit.processes import versions
 from featuremill.kit.text import count, counted, listed, records
-from featuremill.steps.heads import card, examples, figures, held_out, page, residues, threshold
+from featuremill.steps.heads import card, examples, figures, page, residues, threshold
 from featuremill.steps.heads.examples import Gathered, Training
 from featuremill.steps.heads.figures import Estimate, Values, estimates
 from featuremill.steps.heads.fitting import (
@@ -57,7 +57,7 @@ def train(training: Training) -> None:
     Raises:
         UserError: runs or labels cannot be used.
     """
-    card.refuse_without("safetensors", "torch", "sklearn")
+    card.require("safetensors", "torch", "sklearn")
     card.refuse_other_folder(training.output)
     import torch
     from threadpoolctl import threadpool_limits
@@ -117,7 +117,7 @@ def _train(training: Training) -> None:
             classes=classes,
             features=gathered.parts,
             sha256=card.write_tensors(folder / card.TENSORS, fitted.head | measured.tensors),
-            held_out_sha256=held_out.write(path, ids, of_record.sha256s, columns, id_columns),
+            held_out_sha256=card.write_held_out(path, ids, of_record.sha256s, columns, id_columns),
             counts=gathered.counts,
             scores={name: [*estimate] for name, estimate in measured.scores.items()},
             guesses={name: measured.guesses[name] for name in measured.scores},
@@ -151,7 +151,7 @@ def of_classes(
     always the most frequent class. For the class that is `wanted`, thresholds of the folds measure
     the threshold `cut` of the head."""
     y_N, folds_N, num_classes = rows.y_N, rows.folds(0), len(classes)
-    predicted_N = threshold.decided(scores_NC, None)
+    predicted_N = scores_NC.argmax(1)
     number = classes.index(wanted.class_name) if wanted else 0
     if wanted:
         cut_N = threshold.of_folds(folds, number, y_N == number, wanted)

@@ -19,7 +19,7 @@ from featuremill.kit.ids import ID_ALONE, WHOLE, IdColumns
 from featuremill.kit.runs import with_keys, with_whole_ids
 from featuremill.kit.text import listed
 from featuremill.kit.tsv import MARK_WRITTEN_OUT
-from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
+from featuremill.steps.heads.card import IS_SEEN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import fragments as fragments_of
 
 __all__ = ["Predictions", "open_predictions", "scored"]
@@ -47,7 +47,7 @@ class Predictions(NamedTuple):
     @property
     def columns(self) -> list[str]:
         """Return the columns that are read."""
-        seen = [COLUMN] if self.tells_seen else []
+        seen = [IS_SEEN] if self.tells_seen else []
         return [*self.id_columns.names, *self.scores, *seen]
 
     def blocks(self) -> Iterator[pa.Table]:
@@ -96,7 +96,7 @@ def open_predictions(path: Path) -> Predictions:
             f"{path}: predictions have a column id and one `{SCORE}…` a class, at least two, and "
             f"these are {listed(names[:8])}; give what featuremill head predict wrote."
         )
-    return Predictions(path, classes, COLUMN in names, IdColumns.among(names))
+    return Predictions(path, classes, IS_SEEN in names, IdColumns.among(names))
 
 
 def _original(block: pa.Table) -> pa.Table:
@@ -110,7 +110,7 @@ def _original(block: pa.Table) -> pa.Table:
 
 def _tsv(path: Path, columns: list[str]) -> pc_csv.CSVStreamingReader:
     types = dict.fromkeys(columns, pa.float64())
-    types |= dict.fromkeys([*WHOLE, COLUMN], pa.string())
+    types |= dict.fromkeys([*WHOLE, IS_SEEN], pa.string())
     convert = pc_csv.ConvertOptions(
         column_types=types, include_columns=columns, strings_can_be_null=False
     )
@@ -177,7 +177,7 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
 def _seen(predictions: Predictions, ahead: pa.Table) -> npt.NDArray[np.int64] | int:
     if not predictions.tells_seen:
         return SEEN.index(UNKNOWN)
-    numbers = pc.index_in(ahead[COLUMN], pa.array(SEEN)).fill_null(SEEN.index(UNKNOWN))
+    numbers = pc.index_in(ahead[IS_SEEN], pa.array(SEEN)).fill_null(SEEN.index(UNKNOWN))
     return np.asarray(numbers.to_numpy(), np.int64)
 
 

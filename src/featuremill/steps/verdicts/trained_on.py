@@ -10,7 +10,7 @@ import numpy as np
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import listed
-from featuremill.steps.heads import card, figures, held_out
+from featuremill.steps.heads import card, figures
 from featuremill.steps.heads.figures import Estimate, estimates
 from featuremill.steps.translate.folder import fragments
 
@@ -54,7 +54,7 @@ def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
             f"{num_classes} classes; name the head that predicted."
         )
     labels: dict[str, Label] = {}
-    if rows := held_out.read(head, known):
+    if rows := card.read_held_out(head, known):
         of_id = {
             id: Label(known.classes.index(str(label)), group)
             for id, label, group in zip(rows.ids, rows.labels, rows.groups, strict=True)

@@ -12,7 +12,7 @@ from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.kit.tsv import TsvWriter
-from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
+from featuremill.steps.heads.card import IS_SEEN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.names import SUMMARY
 from featuremill.steps.verdicts import page
@@ -22,7 +22,7 @@ from featuremill.steps.verdicts.predictions import SEEN, open_predictions, score
 from featuremill.steps.verdicts.trained_on import Label, judged, trained_on
 
 MOST_DRAWN = 24
-COUNTED = ("fragments", "failed", "status", COLUMN)
+COUNTED = ("fragments", "failed", "status", IS_SEEN)
 NONE = "-"
 """The verdict on a contig that has no score."""
 log = logging.getLogger("featuremill.verdict")

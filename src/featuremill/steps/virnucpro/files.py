@@ -35,7 +35,7 @@ from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.files import delivering, discard, is_temporary, vacate
 from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.kit.tsv import read_tsv
-from featuremill.steps.heads.card import CARD, Card, refuse_without
+from featuremill.steps.heads.card import CARD, Card, require
 from featuremill.steps.heads.computed import LAYOUTS, Layout
 from featuremill.steps.heads.joined import CHOOSING
 from featuremill.steps.heads.predict import missing_of
@@ -298,7 +298,7 @@ def _opened(head: Path, runs: Mapping[str, Path]) -> dict[str, Part]:
     Raises:
         UserError: when a run is not finished, or the head takes others.
     """
-    refuse_without("safetensors", "torch")
+    require("safetensors", "torch")
     columns = [part.column for part in Card.read(head / CARD).features]
     if len(columns) != len(runs):
         raise UserError(

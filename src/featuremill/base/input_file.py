@@ -1,4 +1,4 @@
-"""Is a path a file that can be read?"""
+"""Checks of a file before it is read."""
 
 from __future__ import annotations
 
