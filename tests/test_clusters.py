@@ -41,7 +41,7 @@ class ClusterRun(GpuWorkflow):
     def asked(self, job):
         """Return what Snakemake wrote of its job into the script, or the verb that it runs."""
         script = (job / "script").read_text()
-        (rule,) = set(re.findall(r"--allowed-rules'? '?(\w+)", script))
+        (rule,) = set(re.findall(r"--allowed-rules'? '?(\w+)", script)) or {""}  # half written
         return f"featuremill {rule}"
 
 

@@ -62,7 +62,7 @@ class GpuWorkflow(Workflow):
     def at_work(self):
         """Return the devices on which a batch has begun and not ended, once for each batch."""
         text = self.spans_file.read_text() if self.spans_file.exists() else ""
-        lines = [line.split() for line in text.splitlines() if line.count(" ") == 3]
+        lines = [words for line in text.splitlines() if len(words := line.split()) == 4]
         begun = Counter(words[2] for words in lines if words[3] == "begin")
         begun.subtract(words[2] for words in lines if words[3] == "end")
         return sorted(device for devices in begun.elements() for device in devices.split(","))
