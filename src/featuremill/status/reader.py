@@ -166,6 +166,8 @@ class RunReader:
         if not config:
             return []
         changes = products.outdated(config, root, plan, working)
+        if config is not self._config:  # labels of a report may be typed
+            changes = changes._replace(report=())
         if changes.report:
             state.delivery = state.delivery._replace(reported="older")
         if changes.plan:
