@@ -259,7 +259,9 @@ class _Children(subprocess.Popen):
 
     def __init__(self, command, **more):
         environment = dict(more.get("env") or os.environ)
-        if words := _ours(command, environment.get("PATH")):
+        shells = {None, *map(shutil.which, ("bash", "sh")), "/bin/bash"}  # gpu-local's script is another one
+        is_plain = more.get("executable") in shells
+        if is_plain and (words := _ours(command, environment.get("PATH"))):
             given = words, environment, more.get("pass_fds", ())
             more["preexec_fn"] = functools.partial(_leave, *given)
         super().__init__(command, **more)
