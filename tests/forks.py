@@ -259,7 +259,8 @@ class _Children(subprocess.Popen):
 
     def __init__(self, command, **more):
         environment = dict(more.get("env") or os.environ)
-        shells = {None, *map(shutil.which, ("bash", "sh")), "/bin/bash"}  # gpu-local's script is another one
+        # The shell of a job of gpu-local is a script of its own.
+        shells = {None, "/bin/bash", *map(shutil.which, ("bash", "sh"))}
         is_plain = more.get("executable") in shells
         if is_plain and (words := _ours(command, environment.get("PATH"))):
             given = words, environment, more.get("pass_fds", ())
