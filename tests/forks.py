@@ -34,7 +34,7 @@ from concurrent.futures import thread as futures
 from pathlib import Path
 
 SRC, TESTS = Path(__file__).parents[1] / "src", Path(__file__).parent
-PROGRAMS = ("featuremill", "snakemake", "without_internals", "killed")
+PROGRAMS = ("featuremill", "snakemake", "without_internals", "killed", "pretend_torch")
 OF_OTHERS = (
     *("snakemake.cli", "snakemake.report", "smart_open", "dnaio", "pandas", "altair", "vl_convert"),
     *("narwhals", "h5py", "openTSNE", "sklearn.linear_model", "sklearn.metrics", "scipy.optimize"),

@@ -16,7 +16,6 @@ import textwrap
 import time
 from pathlib import Path
 
-import forks
 import jsonschema
 import pytest
 import torch
@@ -150,9 +149,8 @@ class Doctor(Desk):
 
 
 @pytest.fixture
-def doctor(gpu_node, tmp_path, monkeypatch):
+def doctor(gpu_node, tmp_path):
     """Return a function that makes a doctor for a node of the given GPUs."""
-    monkeypatch.setattr(forks, "PROGRAMS", (*forks.PROGRAMS, "pretend_torch"))
 
     def make(*gpus, system=None, **world):
         node = gpu_node(*gpus)

@@ -16,7 +16,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import forks
 import pytest
 import yaml
 from broken_stores import damage_of
@@ -318,7 +317,6 @@ def test_what_makes_it_slower(see, gpu_node, environment, tmp_path, monkeypatch,
     tried.step_down(fallbacks.Fault("rotary", "relative error 0.1, at most 1e-05"))
     pretend = {"why": {"GPU-0": [caplog.messages[0]]}}
     variables = {"PRETEND_TORCH": json.dumps(pretend)}
-    monkeypatch.setattr(forks, "PROGRAMS", (*forks.PROGRAMS, "pretend_torch"))
     desk = Desk(tmp_path, environment | gpu_node(Gpu("GPU-0")).environment | variables)
     see(desk.type("pretend_torch", "doctor").text)
 

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(parsed, words, of_plugin)
     except _Interrupted as end:
         if IS_PROGRAM:
-            _end_at_once(end.status)
+            _end_at_once(end.code)
         raise
     except SystemExit as end:  # words that mean nothing
         if end.code == UserError.exit_status and of_plugin and of_plugin.error_status:
@@ -208,9 +208,7 @@ def _answer_interrupts(handler: Callable[[int, FrameType | None], Any] | signal.
 class _Interrupted(SystemExit):
     """A signal ends this process."""
 
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    code: int
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

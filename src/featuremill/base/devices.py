@@ -50,7 +50,7 @@ def refuse_slices(devices: Sequence[Device], num_devices: int) -> None:
     Raises:
         UserError: CUDA gives a process one MIG slice at most.
     """
-    num_slices = sum(device.uuid.startswith("MIG-") for device in devices)
+    num_slices = sum(device.is_slice for device in devices)
     if num_devices > 1 and num_slices and len(devices) - num_slices < num_devices:
         raise UserError(
             "gpus_per_job: a process can use one MIG slice only; set gpus_per_job: 1, or take "

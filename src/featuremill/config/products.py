@@ -72,24 +72,27 @@ def reported(config: Run, root: Path) -> Product:
 
 
 class Outdated(NamedTuple):
-    """The keys of the config that differ from those that each product of a run is of."""
+    """The keys of the config that differ from those that the plan and the results are of."""
 
-    plan: Sequence[Change] = ()
-    results: Sequence[Change] = ()
-    report: Sequence[Change] = ()
+    plan: Sequence[Change]
+    results: Sequence[Change]
 
 
 def outdated(config: Run, root: Path, plan: Plan, folder: Path = Path()) -> Outdated:
     """Return how the `config`, whose paths are relative to `folder`, differs from that of the
-    products in `root`, of which `plan` is one. A table of labels that has another content differs,
-    too."""
+    `plan` and of the results in `root`."""
     of_plan = planned(config, root).differences().changes
-    report, others = reported(config, root).differences(folder)
     return Outdated(
         [*changes_since(plan, config, folder), *of_plan],
         merged(config, root).differences().changes,
-        report or [Change("labels.file", "a table", "another one")] * bool(others),
     )
+
+
+def changes_of_report(config: Run, root: Path, folder: Path) -> Sequence[Change]:
+    """Return how the labels of the `config`, whose paths are relative to `folder`, differ from
+    those of the report in `root`: by key, or by another content of their table."""
+    changes, others = reported(config, root).differences(folder)
+    return changes or [Change("labels.file", "a table", "another one")] * bool(others)
 
 
 def _product(

@@ -45,7 +45,7 @@ def _command(findings: Findings, gpus: list[Gpu]) -> str:
     # By itself a lease takes any GPU of the machine that works.
     if gpus and (gpus != _usable(findings) or len(findings.gpus) < len(findings.node.gpus)):
         devices = [gpu.device for gpu in gpus]
-        names = [each.uuid if each.uuid.startswith("MIG-") else each.number for each in devices]
+        names = [each.uuid if each.is_slice else each.number for each in devices]
         command = f"{DEVICES}={','.join(map(str, names))} {command}"
     return command
 

@@ -230,7 +230,7 @@ def _described(device: Device, held: Lease) -> dict[str, Any]:
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")
         is_alone = bool(name) and set(SLOTS.findall(name)) == {"1"}
         shared = [] if is_alone else ["utilisation", "memory_mb", *OF_A_GPU]
-        if device.uuid.startswith("MIG"):
+        if device.is_slice:
             shared = OF_A_GPU if is_alone else ["memory_mb", *OF_A_GPU]
         entry |= {"slot": name.rpartition("@")[2]} if name else {}
         entry |= {"memory_mb": device.memory_mb} if device.memory_mb else {}

@@ -212,7 +212,7 @@ def _lease(
 ) -> Lease:
     for slot in taken:
         slot.note(command=command)
-    if request.index_mode and any(device.uuid.startswith("MIG") for device in chosen):
+    if request.index_mode and any(device.is_slice for device in chosen):
         for slot in taken:
             slot.close()
         raise UserError("a MIG slice has no number; leave --index-mode out.")

@@ -35,6 +35,11 @@ class Device(NamedTuple):
     """Why nothing can run on it, in NVML's words; empty for a device that works."""
 
     @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice. CUDA gives a process one at most."""
+        return self.uuid.startswith("MIG-")
+
+    @property
     def label(self) -> str:
         """What a GPU is called everywhere."""
         return gpu_name.gpu(self.uuid, self.number)

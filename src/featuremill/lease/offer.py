@@ -65,8 +65,8 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
             excluded[device.label] = f"it has {device.memory_mb} MB in all"
         else:
             usable.append(device)
-    whole = [device for device in usable if not device.uuid.startswith("MIG-")]
-    if 1 < request.num_gpus <= len(whole):  # CUDA gives a process one slice at most
+    whole = [device for device in usable if not device.is_slice]
+    if 1 < request.num_gpus <= len(whole):
         usable = whole
     num_given = len(set(granted)) if source else 0
     return Offer(tuple(usable), excluded, source, num_given)

@@ -166,9 +166,9 @@ class RunReader:
         if not config:
             return []
         changes = products.outdated(config, root, plan, working)
-        if config is not self._config:  # labels of a report may be typed
-            changes = changes._replace(report=())
-        if changes.report:
+        is_typed = config is self._config  # else the labels of a report may have been typed
+        of_report = products.changes_of_report(config, root, working) if is_typed else ()
+        if of_report:
             state.delivery = state.delivery._replace(reported="older")
         if changes.plan:
             fix = Fix("plan", seen_by="snakemake")
@@ -179,8 +179,8 @@ class RunReader:
             keys, failed = changes.plan, problems_before_plan(self._results, config.weights_json)
         elif changes.results and state.delivery.is_merged:
             keys, fix, failed = changes.results, Fix("merge", seen_by="snakemake"), []
-        elif changes.report:
-            folder, keys, fix, failed = folder / "report.html", changes.report, Fix(), []
+        elif of_report:
+            folder, keys, fix, failed = folder / "report.html", of_report, Fix(), []
         else:
             return []
         what = f"{folder} is not of what {who} asks for ({in_words(keys)})."
