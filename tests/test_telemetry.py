@@ -40,7 +40,7 @@ def run_log(verbs):
 def tail_of(path):
     """Return how the last attempt in the file stands."""
     tail = TelemetryTail(path)
-    tail.look()
+    tail.poll()
     return tail.state
 
 

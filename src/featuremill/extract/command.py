@@ -164,7 +164,7 @@ class Extraction:
         with Recorder(telemetry, self.journal, self._facts()) as recorder:
             supervisor = Supervisor(self._job, self.journal, plan.device, wanted, lock, recorder)
             try:
-                with lock_holder.told(lock):
+                with lock_holder.recorded(lock):
                     computed = supervisor.run()
             except BaseException:
                 line.text = run_log.of_shard(_so_far(supervisor, recorder), {})

@@ -27,7 +27,7 @@ from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
 from featuremill.store.ours import delivering
 from featuremill.workload.figures import Figure
-from featuremill.workload.weights import cache_folder, caution_of, model_told
+from featuremill.workload.weights import cache_folder, caution_of, model_name_of
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
@@ -165,7 +165,7 @@ def _warnings(delivery: Delivery) -> list[str]:
 
 def _lead(facts: Facts) -> str:
     delivery, settings = facts.delivery, facts.delivery.settings
-    model = model_told(settings)
+    model = model_name_of(settings)
     what = settings.workload + (f" with {model}" if model else "")
     names = [Path(file.path).name for file in delivery.inputs]
     files = words.listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 3 else names)
@@ -187,9 +187,9 @@ def _accounting(facts: Facts) -> dict[str, Any]:
         if missing
         else "The files of this run contradict each other"
         if facts.doubts
-        else f"Partial: {counts.told}"
+        else f"Partial: {counts.in_words}"
         if counts.pending
-        else counts.told
+        else counts.in_words
     )
     notes = [f"{note}: {words.records(n)}." for note, n in facts.delivery.notes.items()]
     if notes and not facts.delivery.partial:

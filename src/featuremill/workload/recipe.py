@@ -109,7 +109,7 @@ def recipe_of(settings: Settings) -> str:
     return digest_of([canonical.encode()])
 
 
-def precision_told(settings: Settings) -> str:
+def precision_name_of(settings: Settings) -> str:
     """Return the number type in a recipe's settings; "" if there is none."""
     try:
         workload = find_workload(settings.workload)

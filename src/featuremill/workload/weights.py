@@ -84,7 +84,7 @@ def json_of(model: str, workload: str = DEFAULT) -> str:
     return f"weights/{name_of(model, workload)}.json"
 
 
-def model_told(settings: Settings) -> str:
+def model_name_of(settings: Settings) -> str:
     """Return the name of the model in a recipe's settings; "" for weights that are not converted,
     or if the workload is not installed."""
     try:
@@ -102,7 +102,7 @@ def _options_in(workload: Workload, options: Mapping[str, Any]) -> WorkloadOptio
 
 def made_by(settings: Settings) -> str:
     """Return what computes the values of a recipe: the workload, and its model if there is one."""
-    return " ".join(filter(None, (settings.workload, model_told(settings))))
+    return " ".join(filter(None, (settings.workload, model_name_of(settings))))
 
 
 def caution_of(workload: str, options: WorkloadOptions | Mapping[str, Any]) -> str:
