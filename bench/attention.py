@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from bench.clock import Clock
-from bench.place import Place, Stopwatch, forbid_short_cuts, keep_to_one_gpu
+from bench.place import Place, Stopwatch, keep_to_one_gpu, set_matmul_precision
 from bench.record import ROOT, Record
 from bench.table import aligned
 from featuremill.workloads.esm2 import attention, fallbacks, packing
@@ -344,7 +344,7 @@ def main() -> None:
     clock, started = Clock(given.seconds / 60), time.monotonic()
     if given.rehearse:
         os.environ["TRITON_INTERPRET"] = "1"
-    forbid_short_cuts()
+    set_matmul_precision()
     keep_to_one_gpu()
     place = Place("cpu" if given.rehearse else "gpu")
     failed = {} if given.rehearse else compile_all(WIDTHS, clock)

@@ -317,7 +317,7 @@ class Pipeline:
         for batch, error in reversed(failed):
             if isinstance(error, _BehindAFailureError):
                 self._queue.put_back(batch)
-            elif not compute.make_room(self._queue, batch, error):
+            elif not compute.queue_again(self._queue, batch, error):
                 self._tell(error)
                 self._fail(batch.rows[0], error)
         self._look_ahead()

@@ -86,7 +86,7 @@ VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
 REMEDIES = {**networks.REMEDIES, "shorter records": "max_residues"}
-"""The option that the remedy for memory names: without it, a T5 does not truncate records."""
+"""Options that messages advise to change; a T5 truncates records only with max_residues."""
 REASONS = (
     *structures.REASONS,
     *regions.REASONS,
