@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2.tokens import MASK, PAD, Tokens
+from featuremill.workloads.esm2.tokens import MASK, PAD
+
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.tokens import Tokens
 
 __all__ = ["Packed", "pack"]
 ROW_MULTIPLE = 16

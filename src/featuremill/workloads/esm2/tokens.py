@@ -1,13 +1,17 @@
-"""Tokenize residues, and divide long proteins into windows. Does not import torch."""
+"""Tokenize residues, and divide long proteins into windows. Imports neither torch nor, until it
+tokenizes, NumPy."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from featuremill.workloads.esm2.options import Options
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 __all__ = ["EOS", "MASK", "NUM_SPECIAL", "NUM_TOKENS", "Tokens", "tokenize"]
 BOS, PAD, EOS, MASK = 0, 1, 2, 32
@@ -15,7 +19,6 @@ NUM_TOKENS = 33
 NUM_SPECIAL = 2
 """Number of special tokens of each window: BOS and EOS."""
 
-Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
 Window = tuple[int, int]
 
 
@@ -42,6 +45,8 @@ def num_tokens(num_residues: int, options: Options) -> int:
 
 def tokenize(payload: bytes, window: Window) -> Tokens:
     """Return BOS, the tokens of the payload's residues [start, end), and EOS."""
+    import numpy as np
+
     start, end = window
     tokens = np.empty(end - start + NUM_SPECIAL, np.int64)
     tokens[0], tokens[-1] = BOS, EOS
@@ -52,6 +57,7 @@ def tokenize(payload: bytes, window: Window) -> Tokens:
 @cache
 def _token_of_byte() -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return fair-esm's own alphabet as a table over bytes; other letters become `<unk>`."""
+    import numpy as np
     from esm.data import Alphabet
 
     alphabet = Alphabet.from_architecture("ESM-1b")

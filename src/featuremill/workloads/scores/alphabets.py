@@ -16,10 +16,12 @@ import numpy as np
 
 from featuremill.workloads.esm2.folder import ALPHABET
 from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
-from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS, Tokens
+from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from featuremill.workloads.esm2.tokens import Tokens
 
 NUM_SPECIAL = len(SAPROT_TOKENS) - len(RESIDUES) * len(STRUCTURES)
 UNKNOWN = RESIDUES.index("#")

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.workloads.esm2.tokens import MASK, NUM_SPECIAL, Tokens, tokenize
+from featuremill.workloads.esm2.tokens import MASK, NUM_SPECIAL, tokenize
 from featuremill.workloads.scores import edits
 from featuremill.workloads.scores.options import Marginal, Options
 from featuremill.workloads.scores.variants import (
@@ -32,6 +32,9 @@ from featuremill.workloads.scores.variants import (
     structure_of,
     substitutions,
 )
+
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.tokens import Tokens
 
 Places = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
