@@ -225,7 +225,7 @@ def compute(
     frame = _frame(records, computed)
     settings = computed.settings
     frame.attrs = {
-        "model_name": weights.model_told(settings) or workload,
+        "model_name": weights.model_name_of(settings) or workload,
         "workload": workload,
         "workload_version": settings.version,
         "options": settings.options,
