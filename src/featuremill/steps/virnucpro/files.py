@@ -9,8 +9,8 @@ predictions.
                          contig
 
 `i` starts at 1, and a file has 10,000 fragments. Fragments, features, scores and failures are
-joined by id. Each file is replaced as a whole. prediction_results_highestscore.csv is removed first and
-written last: if it exists, all files belong together.
+joined by id. Each file is replaced as a whole. prediction_results_highestscore.csv is removed first
+and written last: if it exists, all files belong together.
 """
 
 from __future__ import annotations
