@@ -167,7 +167,7 @@ class RunState:
 
     @property
     def is_running(self) -> bool:
-        """Whether the run's Snakemake is known to run."""
+        """Whether the run's Snakemake runs; False also if that is unknown."""
         return bool(self.activity.is_running)
 
     @property
