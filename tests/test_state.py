@@ -168,7 +168,7 @@ def desk(finished, tmp_path, environment, monkeypatch):
 
 def look():
     """Return the exit status of `featuremill status my.yaml`, and its page."""
-    state = ProjectReader(runs.named(Path("my.yaml"))).look_closely()
+    state = ProjectReader(runs.named(Path("my.yaml"))).inspect()
     return state.exit_status, " ".join("\n".join(view.lines(state)).split())
 
 

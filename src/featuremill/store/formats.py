@@ -146,7 +146,7 @@ def _who(name: str) -> str:
 
 
 @contextlib.contextmanager
-def told(name: str, what: str) -> Iterator[None]:
+def errors_of(name: str, what: str) -> Iterator[None]:
     """Attribute what the output called `name` raises in `what` to its package, if that is another
     one."""
     try:

@@ -1,5 +1,5 @@
-"""From residues to tokens: the alphabet, and the windows of a long protein. Imports no torch, and
-NumPy only where tokens are made."""
+"""Tokenize residues, and divide long proteins into windows. Imports neither torch nor, until it
+tokenizes, NumPy."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ __all__ = ["EOS", "MASK", "NUM_SPECIAL", "NUM_TOKENS", "Tokens", "tokenize"]
 BOS, PAD, EOS, MASK = 0, 1, 2, 32
 NUM_TOKENS = 33
 NUM_SPECIAL = 2
-"""BOS and EOS, which every window has."""
+"""Number of special tokens of each window: BOS and EOS."""
+
 Window = tuple[int, int]
 
 
 def windows(num_residues: int, options: Options) -> list[Window]:
-    """Return the parts [start, end) of a protein that the network sees one by one.
+    """Return the windows [start, end) of a protein, which the network sees separately.
 
     `chunk`: window k starts at k * (max_residues - chunk_overlap); the last one is moved back so
     that it ends with the protein and still has max_residues.
@@ -38,7 +39,7 @@ def windows(num_residues: int, options: Options) -> list[Window]:
 
 
 def num_tokens(num_residues: int, options: Options) -> int:
-    """Return how many tokens are computed for a protein."""
+    """Return the number of tokens that are computed for a protein."""
     return sum(end - start + NUM_SPECIAL for start, end in windows(num_residues, options))
 
 

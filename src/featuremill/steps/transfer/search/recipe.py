@@ -31,7 +31,7 @@ from featuremill.kit.workloads import (
     batch_cost_of,
     find_workload,
     json_of_weights,
-    model_told,
+    model_name_of,
     read_weights,
     records_of,
     refuse_other_files,
@@ -165,7 +165,7 @@ class Recipe:
         if sha256 is None:
             return None
         name = self._settings.workload
-        model = model_told(self._settings)
+        model = model_name_of(self._settings)
         file = Path((self._plan.weights if self._plan else None) or json_of_weights(model, name))
         run = self._origin.run
         files = [*named] or [run.placed(str(file)) if run else file]

@@ -111,7 +111,7 @@ def _print(
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
         return
     lines = [
-        f"{stored.delivery.counts.told}; {counted(stored.num_files, 'file')} of results and "
+        f"{stored.delivery.counts.in_words}; {counted(stored.num_files, 'file')} of results and "
         f"{counted(stored.num_parts, 'part')} compared with their digests."
     ]
     if drawn and columns:

@@ -99,7 +99,7 @@ def _counted(folder: Results, delivery: Delivery, records: Records) -> Iterator[
         digests = (sha256.hex() if sha256 else "0" for sha256 in batch["sha256"].to_pylist())
         keys.append(_keys(zip(whole_ids(batch).to_pylist(), digests, strict=True), len(batch)))
     if sum(states.values()) != counts.input or states["refused"] != counts.refused:
-        yield f"{folder.records}: it has {dict(states)}, and manifest.json counts {counts.told}"
+        yield f"{folder.records}: it has {dict(states)}, and manifest.json counts {counts.in_words}"
     planned, rows = np.concatenate(keys, axis=1), _keys(records.digests(), records.num_rows)
     planned = planned[:, np.argsort(planned[0], kind="stable")]
     places = np.searchsorted(planned[0], rows[0]).clip(max=max(0, planned.shape[1] - 1))
