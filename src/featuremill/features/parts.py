@@ -21,7 +21,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import WHOLE
 from featuremill.base.progress import Progress
 from featuremill.features.columns import chosen
-from featuremill.features.table import Matrix, Rows, Table, allow_open
+from featuremill.features.table import Matrix, Rows, Table, allow_open, checked
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import digest_of
@@ -184,7 +184,8 @@ class Parts:
             yield ids.take(pa.array(indices)).to_pylist(), rows[indices]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
-        """Return the vectors (n, width) at the offsets `within` these rows."""
+        """Return the vectors (n, width) at the offsets `within` these rows, all of which exist."""
+        within = checked(within, self.num_of_row[checked(rows, len(self._first))])
         batch, position = self._batch[rows], self._first[rows] + within
         vectors = np.empty((len(rows), self.column.width), dtype)
         order = np.argsort(batch, kind="stable")

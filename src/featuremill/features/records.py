@@ -16,7 +16,7 @@ from featuremill.base.id_columns import WHOLE, accessions
 from featuremill.features.columns import Column
 from featuremill.features.index import NOWHERE, Index, hashes_at
 from featuremill.features.parts import RecordsRows, RecordVectors
-from featuremill.features.table import Matrix, Rows, Stored, Table
+from featuremill.features.table import Matrix, Rows, Stored, Table, checked
 from featuremill.store import failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
@@ -70,7 +70,7 @@ class Records:
     def ids_of(self, rows: Rows) -> list[str]:
         """Return the whole ids of `rows`: <sample>/<id>, or the id without a sample."""
         ids_found = np.empty(len(rows), object)
-        for places, batch in self.table.pieces(rows, WHOLE):
+        for places, batch in self.table.pieces(checked(rows, self.num_rows), WHOLE):
             ids_found[places] = whole_ids(batch).to_pylist()
         ids: list[str] = ids_found.tolist()
         return ids
@@ -132,7 +132,7 @@ class Records:
     def records_of(self, rows: Rows) -> dict[int, Record]:
         """Return the records of `rows`, by row."""
         records: dict[int, Record] = {}
-        rows = np.unique(rows)
+        rows = np.unique(checked(rows, self.num_rows))
         others = Record._fields[1:]
         for places, batch in self.table.pieces(rows, [*WHOLE, *others]):
             columns = (_plain(each) for each in (whole_ids(batch), *map(batch.column, others)))
@@ -241,8 +241,8 @@ class Features(Records):
             yield start, self.vectors[start : start + num_rows]
 
     def take(self, rows: Rows) -> Matrix:
-        """Return the vectors (rows, width) of `rows`, in their order."""
-        return self.vectors[rows]
+        """Return the vectors (rows, width) of `rows`, in their order; all rows have to exist."""
+        return self.vectors[checked(rows, self.num_rows)]
 
     def check(self) -> None:
         """Compare all files that are read with their digests in manifest.json.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.arrays import matrix
-from featuremill.base.errors import IntegrityError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.features.columns import Column
 from featuremill.store.formats import files_of
@@ -45,6 +45,14 @@ class Group(NamedTuple):
     num_rows: int
     key_of: Mapping[str, str]
     """The keys of the ids of all its rows, from the names of folders."""
+
+
+def checked(rows: Rows, ends: int | Rows) -> Rows:
+    """Return `rows`, and refuse those that are not from 0 up to `ends`: NumPy accepts -1."""
+    rows = np.asarray(rows, np.int64)
+    if (is_other := (rows < 0) | (rows >= ends)).any():
+        raise UserError(f"there is no row {rows[is_other][0]} here; leave out ids that have none.")
+    return rows
 
 
 class Table:
