@@ -660,7 +660,7 @@ def test_delivering_jobs_survive_fifty_kills(tmp_path, environment):
         assert forget(folder)
         while num_kills < 50:
             pid = start()
-            time.sleep(rng.uniform(0, min(seconds, 1.5)))
+            time.sleep(rng.uniform(0, seconds))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             if int(forking.stdout.readline()) == -signal.SIGKILL:
