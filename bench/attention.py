@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from bench.clock import Clock
-from bench.place import Place, Stopwatch, forbid_short_cuts, keep_to_one_gpu
+from bench.place import Place, Stopwatch, keep_to_one_gpu, set_matmul_precision
 from bench.record import ROOT, Record
 from bench.table import aligned
 from featuremill.workloads.esm2 import attention, fallbacks, packing
@@ -74,7 +74,7 @@ SOURCE = ROOT / "src/featuremill/workloads/esm2/kernels/triton_attention.py"
 TABLE = re.compile(r"(?s)(FASTER: [^=]+ = )\{.*?\}")
 
 Way = Callable[[Tensor, Packed, Tensor], Tensor]
-"""(qkv_T3Hd that may be overwritten, pack, turns_Pf2) → context_THd, with rotary."""
+"""(qkv_T3Hd that may be overwritten, pack, rotary_Pf2) → context_THd, with rotary."""
 
 
 class Case(NamedTuple):
@@ -135,9 +135,9 @@ def case_of(name: str, width: int, place: Place, num_tokens: int, num_heads: int
     qkv_T3Hd = torch.randn(shape, generator=generator, device=device).mul_(1.5).to(dtype)
     frequencies_f = 10000 ** -(torch.arange(0, width, 2) / width)
     angles_Pf = torch.outer(torch.arange(pack.longest), frequencies_f)
-    turns_Pf2 = torch.stack((angles_Pf.cos(), angles_Pf.sin()), -1).to(device)
+    rotary_Pf2 = torch.stack((angles_Pf.cos(), angles_Pf.sin()), -1).to(device)
     squares = sum(length**2 for length in lengths)
-    return Case(name, pack, qkv_T3Hd, turns_Pf2, 4 * squares * num_heads * width)
+    return Case(name, pack, qkv_T3Hd, rotary_Pf2, 4 * squares * num_heads * width)
 
 
 def others(case: Case) -> dict[str, Way]:
@@ -147,8 +147,8 @@ def others(case: Case) -> dict[str, Way]:
     device, dtype = case.qkv.device, case.qkv.dtype
     first = kernels.ways(device, dtype, *case.qkv.shape[2:])[0]
 
-    def turned(qkv_T3Hd: Tensor, pack: Packed, turns_Pf2: Tensor) -> Tensor:
-        first.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, None)
+    def turned(qkv_T3Hd: Tensor, pack: Packed, rotary_Pf2: Tensor) -> Tensor:
+        first.rotate_(qkv_T3Hd, rotary_Pf2, pack.positions_T, None)
         return qkv_T3Hd
 
     def both(backend: attention.Backend, *given: Any) -> Tensor:
@@ -344,7 +344,7 @@ def main() -> None:
     clock, started = Clock(given.seconds / 60), time.monotonic()
     if given.rehearse:
         os.environ["TRITON_INTERPRET"] = "1"
-    forbid_short_cuts()
+    set_matmul_precision()
     keep_to_one_gpu()
     place = Place("cpu" if given.rehearse else "gpu")
     failed = {} if given.rehearse else compile_all(WIDTHS, clock)

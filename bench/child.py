@@ -23,7 +23,7 @@ import torch
 from bench.clock import Clock
 from bench.engines import line_up
 from bench.engines.ours import Ours
-from bench.place import Place, forbid_short_cuts
+from bench.place import Place, set_matmul_precision
 from bench.processes import Child
 from bench.shapes import SHAPES
 from bench.subject import Subject
@@ -39,7 +39,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     given = parser.parse_args()
     this_process.die_with_parent(os.getppid(), signal.SIGKILL)
-    forbid_short_cuts()
+    set_matmul_precision()
     place = Place(given.place)
     before = _used_mb() if place.device == "cuda" else 0
     subject = Subject(SHAPES[given.shape], place, Path(given.weights))

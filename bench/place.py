@@ -113,10 +113,10 @@ def keep_to_one_gpu() -> None:
         os.environ[MASK] = found[0].uuid
 
 
-def forbid_short_cuts() -> None:
+def set_matmul_precision() -> None:
     """Have fp32 mean fp32 in this process, for the reference and for every engine.
 
     NVIDIA's containers turn TF32 on; its libraries read their variable when they are loaded.
     """
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
-    networks.forbid_short_cuts()
+    networks.set_matmul_precision()

@@ -145,9 +145,9 @@ def timed_stage(stage: Stage, clock: Clock) -> Stage:
         products: dict[str, Any] = {name: Timed(getattr(layer, name), clock) for name in PRODUCTS}
         layers.append(layer._replace(**products))
     backend = stage.backend._replace(attend=clock.timed("attention", stage.backend.attend))
-    if backend.turn_and_attend:
-        both = clock.timed("attention", backend.turn_and_attend)
-        backend = backend._replace(turn_and_attend=both)
+    if backend.rotate_and_attend:
+        both = clock.timed("attention", backend.rotate_and_attend)
+        backend = backend._replace(rotate_and_attend=both)
     return stage._replace(
         layers=layers,
         backend=backend,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TextIO
 from bench.agenda import GROUND_KINDS, KINDS, Step
 from bench.clock import Clock
 from bench.compare import Settings
-from bench.place import Name, Place, forbid_short_cuts
+from bench.place import Name, Place, set_matmul_precision
 from bench.sample import Sample
 from bench.shapes import SHAPES
 from bench.stage import GateError, Ground, Stage
@@ -72,7 +72,7 @@ def main() -> None:
     this_process.die_with_parent(os.getppid(), signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
-    forbid_short_cuts()
+    set_matmul_precision()
     logging.getLogger("featuremill").setLevel(logging.ERROR)
     worker = Worker(Setting(**json.loads(sys.argv[1])))
     _serve(worker, sys.stdin, answers)

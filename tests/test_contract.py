@@ -36,12 +36,12 @@ class TestComposition(ForkedWorkload):
 
     # What TestEsm2 shows in the fast suite, too.
     @pytest.mark.slow
-    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory):
-        super().test_the_number_of_shards_changes_no_value(tmp_path_factory)
+    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory):
+        super().test_values_do_not_depend_on_the_shards(tmp_path_factory)
 
     @pytest.mark.slow
-    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory):
-        super().test_a_shard_goes_on_after_a_kill(tmp_path_factory)
+    def test_a_killed_shard_resumes(self, tmp_path_factory):
+        super().test_a_killed_shard_resumes(tmp_path_factory)
 
 
 class TestEsm2(ForkedWorkload):
@@ -110,21 +110,21 @@ def test_a_value_that_depends_on_its_batch_is_found(contract, monkeypatch):
 
     monkeypatch.setattr(module, "collect", spoiled)
     with pytest.raises(AssertionError, match="size differs"):
-        test.test_what_else_is_in_its_batch_changes_no_value()
+        test.test_values_do_not_depend_on_the_batch()
 
 
 def test_a_wrong_word_about_what_is_delivered_is_found(contract, monkeypatch):
     test, module = contract
     monkeypatch.setattr(module.Options, "delivers", lambda self: {"pooled"})
     with pytest.raises(AssertionError):
-        test.test_it_delivers_the_kinds_that_it_says()
+        test.test_values_have_the_declared_kinds()
 
 
 def test_a_cost_of_nothing_is_found(contract, monkeypatch):
     test, module = contract
     monkeypatch.setattr(module, "cost", lambda payload, options: 0)
     with pytest.raises(AssertionError):
-        test.test_each_record_costs_something_and_reads_the_same_twice()
+        test.test_records_have_costs_and_are_the_same_when_read_twice()
 
 
 def test_a_nan_in_a_table_equals_itself_and_no_number():

@@ -505,7 +505,7 @@ def test_what_goes_of_it_with_clean(run, caplog):
     going = clean.removable(run, "results")
     delivered = [path for path in going if "delivered" in path.parts and "store" in path.parts]
     assert clean.usage_of([path for path in delivered if path.stat().st_nlink > 1]).bytes == 0
-    clean.remove(going, clean.places_of(run, "results"))
+    clean.remove(going, clean.folders_of(run, "results"))
     assert contents(run) == before
     assert all(path.stat().st_nlink == 1 for path in files)
     assert not (run.store / "delivered").exists() and not (run.store / "identities").exists()

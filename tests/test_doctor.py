@@ -32,7 +32,7 @@ from featuremill.__main__ import main
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.doctor import checks, findings, trial
-from featuremill.doctor.findings import Findings, Wanted
+from featuremill.doctor.findings import Findings, Subject
 from featuremill.doctor.gpus import Node
 from featuremill.workloads import geneformer
 from featuremill.workloads.esm2 import layout, memory, sources
@@ -208,8 +208,8 @@ def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path
         path = None if model else Path("my.yaml")
         asked = argparse.Namespace(config=path, set=None, model=model, workload=None)
         asked.results = Path("results")
-        wanted = findings.wanted(asked)
-        return wanted.need(wanted.weights(), gpu)
+        subject = findings.subject_of(asked)
+        return subject.need(subject.weights(), gpu)
 
     usual = need()
     assert (usual.dtype, usual.batch_tokens) == ("bf16", 16_896)
@@ -256,7 +256,7 @@ def test_a_workload_that_needs_more_than_a_model_says_so(doctor, monkeypatch):
     monkeypatch.delattr(geneformer, "options_of_model")
     asked = argparse.Namespace(config=None, set=None, model="bert", workload="geneformer")
     with pytest.raises(UserError) as refused:
-        findings.wanted(asked)
+        findings.subject_of(asked)
     lines = str(refused.value).splitlines()
     assert len(lines) == 2
     for name, line in zip(("vocabulary", "medians"), lines, strict=True):
@@ -594,7 +594,7 @@ def test_a_full_disk_and_a_read_only_folder(
     usage = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(os, "access", lambda *_: is_writable)
-    nothing = Wanted()
+    nothing = Subject()
     cpu = Device("cpu", "cpu", "", False, 0, 8_000)
     facts = Findings(Node(error=12), (), False, {}, cpu, tmp_path / "results", nothing, "", "", {})
     issues = checks.issues_of(facts)
@@ -603,7 +603,7 @@ def test_a_full_disk_and_a_read_only_folder(
 
 def test_a_card_on_the_bus_without_a_driver_is_missed(doctor, tmp_path, monkeypatch):
     cpu = Device("cpu", "cpu", "", False, 0, 8_000)
-    facts = Findings(Node(error=12), (), False, {}, cpu, tmp_path, Wanted(), "", "", {})
+    facts = Findings(Node(error=12), (), False, {}, cpu, tmp_path, Subject(), "", "", {})
     monkeypatch.setattr(checks, "PCI_DEVICES", tmp_path)
     assert "driver" not in {each.code for each in checks.issues_of(facts)}
     (tmp_path / "gpu").mkdir()

@@ -561,7 +561,7 @@ def test_the_newest_torch_within_the_bounds_gives_the_same_values(tmp_path):
 @pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
 @pytest.mark.parametrize("dtype, bound_l2", [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 5e-3)])
 def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
-    networks.forbid_short_cuts()  # as `esm2.load` does: a container may have TF32 on
+    networks.set_matmul_precision()  # as `esm2.load` does: a container may have TF32 on
     found = both.found
     sequences = [
         tokens_of(s)[0].numpy() for s in [*demo_proteins(20), "M", "MK<mask>V<mask>", "X" * 3000]

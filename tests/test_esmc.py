@@ -384,7 +384,7 @@ def test_ways_are_those_of_a_load(found):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, bound_l2", [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 5e-3)])
 def test_cuda_equals_its_cpu_twin(tmp_path, dtype, bound_l2):
-    networks.forbid_short_cuts()
+    networks.set_matmul_precision()
     random_model(*SHAPES["300M"]).save_pretrained(tmp_path / "model")
     entry = weights.convert(str(tmp_path / "model"), tmp_path / "cache", "esmc")
     found = weights.weights_of(entry)

@@ -897,7 +897,7 @@ def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatc
     with FakeTensorMode() as mode:
         model = fake_encoder(found, tensors, mode, monkeypatch)
         pack = pack.each(mode.from_tensor).to(device)
-        model._turns(pack.longest, device)
+        model._rotary(pack.longest, device)
         with launches:
             ((_, hidden_TD),) = model.representations(pack, [3])
     assert hidden_TD.shape == (256, 64) and hidden_TD.device == device
@@ -933,7 +933,7 @@ def test_no_batch_waits_for_the_gpu(found, cuda_that_computes_nothing, monkeypat
         model = fake_encoder(found, tensors, mode, monkeypatch)
         pack = pack.each(mode.from_tensor).to(CUDA)
         places = places.each(mode.from_tensor).to(CUDA)
-        model._turns(pack.longest, CUDA)
+        model._rotary(pack.longest, CUDA)
         with launches:
             values = [
                 tensor

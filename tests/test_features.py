@@ -126,6 +126,16 @@ def test_rows_are_found_by_id_and_taken_in_any_order(run, few_rows_at_once):
     assert [pair for pair in opened.digests() if IDS.index(pair[0]) in told] == pairs
 
 
+@pytest.mark.parametrize("row", [features.NOWHERE, len(IDS)])
+def test_a_row_that_is_none_has_no_vector_and_no_id(run, row):
+    """As NumPy counts it, that of an id without a vector is the last one; what was never written is
+    whatever the memory had."""
+    opened = features.open(run.root, "mean")
+    for take in (opened.take, opened.ids_of, opened.records_of, opened.ranks_of):
+        with pytest.raises(UserError, match=f"no row {row} here"):
+            take(np.array([0, row]))
+
+
 def test_what_failed_is_there_with_the_reason(run):
     told = {failure.id: failure for failure in features.open(run.root, "mean").failures()}
     assert [*told] == ['fails"so"', "bad", "fails,too"]
@@ -266,6 +276,9 @@ def test_parts_have_the_vectors_of_each_payload_in_the_order_of_the_digests(run)
     place = np.searchsorted(ends, some, side="right")
     within = some - ends[place] + counts[place]
     np.testing.assert_array_equal(of_residues.take(rows[place], within), found[some])
+    for wrong in (-1, counts[0]):  # a residue of another protein, as it stands in memory
+        with pytest.raises(UserError, match=f"no row {wrong} here"):
+            of_residues.take(rows[:1], np.array([wrong]))
 
 
 def test_parts_tell_the_row_of_each_record_in_the_order_of_the_input(run):

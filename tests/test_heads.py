@@ -786,7 +786,7 @@ def test_a_class_of_which_each_fold_has_copies_is_refused(group):
     used = SimpleNamespace(file="t.tsv", column="kind", group=group)
 
     def refuse(sha256s):
-        told = Examples.of(ids, dict(zip(ids, sha256s, strict=True)), found)
+        told = Examples.in_order(ids, dict(zip(ids, sha256s, strict=True)), found)
         assert (told.payload_R == np.unique(sorted(sha256s), return_inverse=True)[1]).all()
         rows, classes = told.rows(np.zeros((120, 2)), None)
         refuse_unfit(rows, np.arange(120), classes, used, Head(labels="t.tsv", column="kind"))

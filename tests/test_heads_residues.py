@@ -176,7 +176,7 @@ def test_no_record_gets_anothers_letters(run, tmp_path_factory, order, most):
     parts = residues.open_residues(run, "residues")
     planned = residues.features.Planned(run)
     found = read(planned, Head(labels=str(labels), task="per_residue"), None)
-    of = Examples.of(found.of_id, dict(planned.digests()), found.of_id)
+    of = Examples.in_order(found.of_id, dict(planned.digests()), found.of_id)
     assert of.sha256s == sorted(of.sha256s)
     assert of.ids == sorted(dict(LABELLED), key=lambda one: (of.sha256s[of.ids.index(one)], one))
     row_of = {id: row for ids, rows in parts.records() for id, row in zip(ids, rows, strict=True)}

@@ -59,3 +59,20 @@ def test_pandas_that_is_imported_later_is_what_arrow_looks_for(environment):
     words = [sys.executable, "-c", LATER]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_status_of_a_run_of_esm2_reads_json_without_numpy_and_arrow(environment):
+    code = (
+        "import sys\n"
+        "from featuremill.status import project\n"
+        "from featuremill.store import formats\n"
+        "from featuremill.workload import know_reasons\n"
+        "know_reasons('esm2')\n"
+        "print(formats.outputs_of(['embeddings.npy', 'embeddings.parquet']))\n"
+        "assert not {'numpy', 'pyarrow'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "{'embeddings.parquet': 'parquet', 'embeddings.npy': 'npy'}\n", (
+        done.stderr
+    )

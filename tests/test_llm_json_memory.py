@@ -90,7 +90,7 @@ def test_quantised_or_not_the_numbers_are_those_of_the_network(tmp_path, name):
     from transformers.pytorch_utils import Conv1D
 
     network = shape_of(tmp_path, name)
-    size = memory.size_told(tmp_path)
+    size = memory.size_of_config(tmp_path)
     numbers = {each.data_ptr() or id(each): each.numel() for each in network.parameters()}
     whole = sum(numbers.values())
     head = network.get_output_embeddings()
@@ -125,4 +125,4 @@ def test_rows_at_once_are_as_many_as_a_gpu_holds(place):
 def test_a_config_that_tells_no_size_is_refused(tmp_path, told):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "new"} | told))
     with pytest.raises(UserError, match="no num_hidden_layers or no hidden_size"):
-        memory.size_told(tmp_path)
+        memory.size_of_config(tmp_path)

@@ -530,7 +530,7 @@ def test_memory_does_not_grow_with_the_records(tmp_path, environment):
 
 @pytest.mark.parametrize("refused", [0, 1])
 def test_files_of_failures_are_named_where_there_are_any(refused, tmp_path, caplog):
-    counts = SimpleNamespace(has_all=not refused, told="told", failed=0, refused=refused)
+    counts = SimpleNamespace(has_all=not refused, in_words="in words", failed=0, refused=refused)
     delivered = SimpleNamespace(counts=counts, warnings=[], outputs=["embeddings.npy"])
     caplog.set_level("INFO")
     _say(Results(tmp_path), delivered)

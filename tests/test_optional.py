@@ -26,7 +26,7 @@ from featuremill.report import troubles
 from featuremill.store.plan import Plan, Settings
 from featuremill.workload import UnitWork, Weights, find_workload
 from featuremill.workload.optional import OptionalAttributes, optional
-from featuremill.workload.recipe import precision_told
+from featuremill.workload.recipe import precision_name_of
 
 RECORDS = [
     (f"r{n}", f"{'DEF'[n % 3]}{sequence}") for n, (_, sequence) in enumerate(random_records(30))
@@ -85,7 +85,7 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     options = {"dtype": "wide", "model": "of mine", "layers": 3}
     settings = Settings(workload="numbered", version="1", options=options, weights_sha256=None)
     other = settings.model_copy(update={"options": {**options, "layers": 4}})
-    assert precision_told(settings) == "" and not speeds.is_alike(settings, other)
+    assert precision_name_of(settings) == "" and not speeds.is_alike(settings, other)
     for more in ({"weights_sha256": "1" * 64}, {"files": {"number": "1" * 64}}):
         assert not speeds.is_alike(settings, settings.model_copy(update=more))
     assert speeds.is_alike(settings, settings.model_copy())
@@ -95,7 +95,7 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     monkeypatch.setattr(numbered, "SPEED_OPTIONS", ("model",), raising=False)
     assert speeds.is_alike(settings, other)
     monkeypatch.setattr(numbered, "PRECISION", "dtype", raising=False)
-    assert precision_told(settings) == "wide"
+    assert precision_name_of(settings) == "wide"
     work = UnitWork(1e9, 0, 1e9, {"wide": 2.0}, 3e-6)
     monkeypatch.setattr(numbered, "unit_work", lambda weights, mean_cost: work, raising=False)
     speed = speeds.find(speeds.JobSpec(settings, "h100", is_gpu=True), tmp_path, weights, 350)

@@ -232,7 +232,7 @@ def test_status_and_report_say_the_same_kinds(failed):
     root = failed.run_folder.root
     told = {
         (one["status"], one["kind"], one["reason"], one["remedy"])
-        for one in RunReader(root).look_closely().as_json()["reasons"]
+        for one in RunReader(root).inspect().as_json()["reasons"]
     }
     expected = {
         ("failed", kind, beginning.partition(":")[0]) for kind, beginning in FAILING.values()

@@ -701,12 +701,12 @@ class TestScores(ForkedWorkload):
 
     # What TestEsm2 shows in the fast suite, too.
     @pytest.mark.slow
-    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory):
-        super().test_the_number_of_shards_changes_no_value(tmp_path_factory)
+    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory):
+        super().test_values_do_not_depend_on_the_shards(tmp_path_factory)
 
     @pytest.mark.slow
-    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory):
-        super().test_a_shard_goes_on_after_a_kill(tmp_path_factory)
+    def test_a_killed_shard_resumes(self, tmp_path_factory):
+        super().test_a_killed_shard_resumes(tmp_path_factory)
 
     def test_a_run_writes_a_row_a_variant_and_a_row_a_residue(self, tmp_path_factory):
         run = self._finished(tmp_path_factory)

@@ -3,6 +3,7 @@ and the files ask for now."""
 
 import json
 import os
+import re
 import shutil
 from base64 import urlsafe_b64decode
 from pathlib import Path
@@ -168,7 +169,7 @@ def desk(finished, tmp_path, environment, monkeypatch):
 
 def look():
     """Return the exit status of `featuremill status my.yaml`, and its page."""
-    state = ProjectReader(runs.named(Path("my.yaml"))).look_closely()
+    state = ProjectReader(runs.named(Path("my.yaml"))).inspect()
     return state.exit_status, " ".join("\n".join(view.lines(state)).split())
 
 
@@ -303,6 +304,21 @@ def files_made(names, way):
 def test_status_is_not_done_once_a_file_that_was_read_is_another_one(desk, way):
     assert unnoticed(READ, way) == []
     assert look()[0] == 0, "with other times, and the same content"
+
+
+def test_a_dry_run_names_what_only_the_start_of_a_run_sees(desk):
+    """Snakemake itself would see nothing to do: times are as before."""
+    run = Path("results/my")
+    edited(Path("in.fa"), "same")
+    (run / "notes.tsv").unlink()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    dry = ("featuremill", "run", "my.yaml", "-c", "2", "-n")
+    said = desk.type(*dry).text
+    for what in ("in.fa: this input has changed", "notes.tsv: it is gone"):
+        assert re.search(f"results/my: .*{what}.* A run makes it again", said), said
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    (run / "plan.json").unlink()
+    assert "results/my: plan.json is gone. A run makes it again." in desk.type(*dry).text
 
 
 @pytest.mark.parametrize("way", ["cut", "older", "away"])

@@ -154,7 +154,7 @@ MADE = (
 
 def stands():
     """Return the state of each result of a step, by its label."""
-    state = ProjectReader(runs.named(Path("my.yaml"))).look_closely()
+    state = ProjectReader(runs.named(Path("my.yaml"))).inspect()
     return dict(zip((made.label for made in state.runs.steps), state.steps, strict=True))
 
 

@@ -51,12 +51,12 @@ def status(verbs, *more, folder="results/test"):
 
 def found(folder, verifies=False):
     """Return the same as the JSON, without a process."""
-    return RunReader(folder).look_closely(verifies).as_json()
+    return RunReader(folder).inspect(verifies).as_json()
 
 
 def page_of(folder):
     """Return the lines for people, without a process."""
-    return list(view.lines(ProjectReader(runs.named(folder)).look_closely()))
+    return list(view.lines(ProjectReader(runs.named(folder)).inspect()))
 
 
 def codes(answer):
@@ -109,7 +109,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
 def test_done_is_said_with_what_has_no_features():
     counts = Accounts(input=12, ok=9, failed=0, refused=3, duplicate=0)
     delivered = SimpleNamespace(delivery=SimpleNamespace(counts=counts))
-    state = SimpleNamespace(is_close=True, plan=True, exit_status=0, delivery=delivered)
+    state = SimpleNamespace(is_inspected=True, plan=True, exit_status=0, delivery=delivered)
     assert lines.summary(state) == "done: 9 of 12 records have features, 3 were refused."
     delivered.delivery.counts = counts.model_copy(update={"ok": 12, "refused": 0})
     assert lines.summary(state) == "done."
@@ -354,10 +354,10 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
 
 def test_a_quick_look_knows_whole_results_whose_parts_were_removed(run):
     after_run(run.root, "results")
-    state = RunReader(run.root).look()
+    state = RunReader(run.root).poll()
     assert state.share == 1 and state.count("removed") == len(state.shards) > 0
     edit(run.plan, run="other")  # then they are of an earlier plan
-    assert RunReader(run.root).look().share == 0
+    assert RunReader(run.root).poll().share == 0
 
 
 def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):
@@ -529,7 +529,7 @@ def test_what_somebody_elsewhere_said_is_told_as_that(run):
     part.unlink()
     run.receipt(recipe, shard).unlink()
     lock = run.journal(recipe, shard).with_suffix(".lock")
-    with lock.open("a") as file, lock_holder.told(file.fileno()):
+    with lock.open("a") as file, lock_holder.recorded(file.fileno()):
         lock_holder.say(file.fileno(), devices=["a GPU"])
         here = lock.read_text()
     assert lock.read_text() == ""

@@ -68,8 +68,8 @@ class TestAutoencoders(ForkedSteps):
     )
 
     @pytest.mark.slow
-    def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path):
-        super().test_it_is_made_told_of_not_made_twice_and_removed(tmp_path)
+    def test_products_are_made_once_shown_by_status_and_removed(self, tmp_path):
+        super().test_products_are_made_once_shown_by_status_and_removed(tmp_path)
 
     def test_what_its_rules_type_is_understood(self, tmp_path, environment):
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))

@@ -318,9 +318,9 @@ def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, sto
     run = Run(tmp_path / "second", store).write(FORTY)
     run.compute(run.plan())
     victim = Path(run.results.read_plan().taken[0].path)
-    assert not RunReader(run.results.root).look_closely(verifies=True).problems
+    assert not RunReader(run.results.root).inspect(verifies=True).problems
     harm(victim)
-    state = RunReader(run.results.root).look_closely(verifies=True)
+    state = RunReader(run.results.root).inspect(verifies=True)
     (problem,) = state.problems
     code, verb = ("part_damaged", "merge") if victim.exists() else ("part_missing", "plan")
     assert problem.code == code and problem.is_in_the_way and str(victim) in problem.what
@@ -335,8 +335,8 @@ def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, sto
     assert warning.endswith("; it was not taken.")
     for path in parts_of(store):  # whole results do not need them
         path.unlink()
-    assert RunReader(run.results.root).look().phase == "idle"
-    found = RunReader(run.results.root).look_closely()
+    assert RunReader(run.results.root).poll().phase == "idle"
+    found = RunReader(run.results.root).inspect()
     assert found.exit_status == 0 and {one.code for one in found.problems} <= {"part_missing"}
 
 

@@ -40,7 +40,7 @@ def run_log(verbs):
 def tail_of(path):
     """Return how the last attempt in the file stands."""
     tail = TelemetryTail(path)
-    tail.look()
+    tail.poll()
     return tail.state
 
 
@@ -538,7 +538,7 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
         sampler._sample(file)
         began = time.process_time()
         for _ in range(200):
-            poller._look()
+            poller._poll()
             sampler._sample(file, is_wanted=True)
         print((time.process_time() - began) / 200)
     """

@@ -56,7 +56,7 @@ def visited(verbs, **given):
 
 def looked(run):
     """Return what a first look at the run finds, as programs get it."""
-    return RunReader(run.folder.root).look().now_as_json()
+    return RunReader(run.folder.root).poll().now_as_json()
 
 
 def drawn(scene, width=120):
@@ -109,7 +109,7 @@ def test_time_left_goes_by_the_jobs_of_late_and_by_the_newest_parts(tmp_path):
     run.finish(4, C, seconds=60.0)  # with its start-up: so do those that wait now
     rest = looked(run)["time_left"]
     assert rest["seconds"] == pytest.approx((60 + 160 + 2 * 60) / 2) and rest["parts"] == 1
-    closely = RunReader(run.folder.root).look_closely()
+    closely = RunReader(run.folder.root).inspect()
     assert closely.as_json()["time_left"] == rest and closely.speed == 15, "status says the same"
     for number in (2, 3):
         run.finish(number, C, seconds=60.0)
@@ -121,7 +121,7 @@ def test_time_left_is_not_named_where_nothing_tells_it(run):
     found = looked(run)
     assert found["time_left"] is None
     assert found["jobs"][0]["stage"] == "wait" and found["jobs"][0]["devices"] == []
-    scene = RunReader(run.folder.root).look()
+    scene = RunReader(run.folder.root).poll()
     assert "time left not known: every job waits for a device" in lines.totals_line(scene)
     assert any("1 job waiting for a device: shard 00000000" in line for line in drawn(scene))
     waiting.has(A)
@@ -139,7 +139,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch, num_finished):
     jobs = [run.start(num_finished + number, device) for number, device in enumerate((A, B))]
     jobs[1].die()
     reader = RunReader(run.folder.root)
-    assert len(reader.look().jobs) == 1, "nobody holds the other one's lock"
+    assert len(reader.poll().jobs) == 1, "nobody holds the other one's lock"
     read = []
     monkeypatch.setattr(shards, "held_by", lambda lock: held(read.append(lock)))
     for name in ("read", "find"):
@@ -149,7 +149,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch, num_finished):
         return "running", shards.Holder(pid=4242)
 
     jobs[0].sample(300)
-    (job,) = reader.look().jobs
+    (job,) = reader.poll().jobs
     assert job.rows_done == 30
     lock = f"{run.names[num_finished]}.lock"
     assert [path.name for path in read] == [lock], "neither receipt nor idle lock"
@@ -157,35 +157,35 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch, num_finished):
 
 def test_a_shard_is_told_of_from_job_to_job(run):
     reader = RunReader(run.folder.root)
-    assert reader.look().phase == "idle"
+    assert reader.poll().phase == "idle"
     job = run.start(0, A)
     job.sample(400)
-    scene = reader.look()
+    scene = reader.poll()
     assert scene.phase == "computing" and scene.done.records == 40
     job.end("failed", "every device failed 2 times \x1b[31m")
-    scene = reader.look()
+    scene = reader.poll()
     assert list(scene.ended.values()) == ["every device failed 2 times \\x1b[31m"]
     assert "shard 00000000 ended: every device failed 2 times" in " ".join(drawn(scene))
     again = run.start(0, B)
-    scene = reader.look()
+    scene = reader.poll()
     assert scene.ended == {} and scene.jobs[0].devices[0].uuid == B["uuid"]
     again.sample(700)
     run.finish(0, B)  # the job still holds its lock then
-    scene = reader.look()
+    scene = reader.poll()
     assert (scene.done.records, scene.done.shards, scene.jobs) == (100, 1, [])
     again.end()
-    assert reader.look().done.records == 100
+    assert reader.poll().done.records == 100
 
 
 def test_a_job_whose_lock_file_is_gone_is_no_job(run):
     jobs = [run.start(number, A) for number in (0, 1)]
     reader = RunReader(run.folder.root)
-    assert reader.look().count("running") == 2
+    assert reader.poll().count("running") == 2
     for job, number in zip(jobs, (0, 1), strict=True):
         job.die()
         run.journal(number).with_suffix(".lock").unlink()
     run.journal(1).with_suffix(".log").touch()  # of one, something is left
-    scene = reader.look()
+    scene = reader.poll()
     assert (scene.phase, scene.count("running"), scene.jobs) == ("idle", 0, [])
 
 
@@ -200,13 +200,13 @@ def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
         for job in jobs:
             job.sample(step, seconds=1.0)
     reader = RunReader(run.folder.root)
-    scene = reader.look()
+    scene = reader.poll()
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40)
     began, looks = time.process_time(), 20
     for step in range(looks):
         for job in jobs:
             job.sample(500 + step, seconds=1.0)
-        scene = reader.look()
+        scene = reader.poll()
         console.print(view.screen(scene, 120))
     each = (time.process_time() - began) / looks
     assert scene.done.shards == 2000 and len(scene.at_work) == 4
@@ -220,10 +220,10 @@ def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
     job = run.start(0, A, clock=run.now + skew, host=FAR_AWAY, holds=False)
     job.sample(100, seconds=0)
     reader = RunReader(run.folder.root)
-    (first,) = reader.look().jobs
+    (first,) = reader.poll().jobs
     assert (first.state, first.host) == ("unclear" if skew < 0 else "running", FAR_AWAY)
     job.sample(200, seconds=1)
-    scene = reader.look()
+    scene = reader.poll()
     assert (scene.phase, scene.jobs[0].state, scene.jobs[0].rows_done) == (
         "computing",
         "running",
@@ -252,7 +252,7 @@ def test_a_held_lock_without_news_is_said(run):
     job = run.start(0, A, clock=run.now - 600)
     job.sample(100)
     os.utime(job.path, (job.clock, job.clock))
-    scene = RunReader(run.folder.root).look()
+    scene = RunReader(run.folder.root).poll()
     assert scene.phase == "computing" and scene.jobs[0].is_silent
     assert any("nothing heard for 9 min 5" in line for line in drawn(scene))
     assert scene.speed is None and scene.time_left is None
@@ -262,7 +262,7 @@ def test_a_job_whose_clock_is_late_is_not_silent_while_its_lock_is_held(run):
     job = run.start(0, A, clock=run.now - 70)
     for cost_done in (100, 200, 300):
         job.sample(cost_done)
-    scene = RunReader(run.folder.root).look()
+    scene = RunReader(run.folder.root).poll()
     assert not scene.jobs[0].is_silent and scene.speed == 10 and scene.time_left.jobs == 1
 
 
@@ -280,14 +280,14 @@ def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
 
 def test_a_job_without_telemetry_is_known_by_its_lock(run):
     run.start(0, A, says=False)
-    (job,) = RunReader(run.folder.root).look().jobs
+    (job,) = RunReader(run.folder.root).poll().jobs
     assert (job.state, job.pid, job.devices[0].name) == ("running", 4242, "NVIDIA L4")
     shown = "\n".join(drawn(looked_at(run)))
     assert job.speed is None and re.search(r"^L4 +00000000 ", shown, re.M)
 
 
 def looked_at(run):
-    return RunReader(run.folder.root).look()
+    return RunReader(run.folder.root).poll()
 
 
 def test_telemetry_that_is_cut_garbled_or_begun_anew_is_followed(tmp_path, run):
@@ -297,17 +297,17 @@ def test_telemetry_that_is_cut_garbled_or_begun_anew_is_followed(tmp_path, run):
             b'{"event":"sample"}\nrubbish\n\xff\xfe\n[1]\n{"event":"sample","time":"x"}\n{"ev'
         )
     tail = TelemetryTail(job.path)
-    tail.look()
+    tail.poll()
     assert tail.state.sample["stage"] == "load"
     with job.path.open("ab") as file:
         file.write(b"\n")
     job.sample(100)
     job.sample(200)
-    tail.look()
+    tail.poll()
     assert tail.state.sample["cost_done"] == 200 and tail.rate(30) == 10
     job.path.write_bytes(b"")
     job.write("start", host="here")
-    tail.look()
+    tail.poll()
     assert tail.state.sample is None and tail.rate(30) is None
 
 

@@ -30,7 +30,7 @@ def at_once(monkeypatch):
 
 
 def looked(run):
-    return ProjectReader(named(run.folder.root)).look()
+    return ProjectReader(named(run.folder.root)).poll()
 
 
 def content(path):
@@ -55,7 +55,7 @@ def test_a_curve_for_each_gpu_and_of_all(run, tmp_path, at_once):
             job.sample(100 * step, seconds=1.0, **gauges(job.device, *values))
     path = tmp_path / "page.html"
     kept = page.Page(path)
-    kept.look(looked(run))
+    kept.show(looked(run))
     found = content(path)
     assert (
         found["refresh"] == 0
@@ -70,7 +70,7 @@ def test_a_curve_for_each_gpu_and_of_all(run, tmp_path, at_once):
     assert every["points"][1:] == [[times[1], 20, 5.0, 50], [times[2], 70, 2.5, 70]]
     assert (every["most"], first["most"]) == ([100, 46.9, None], [100, 23.4, None]), "GB"
     jobs[0].sample(300, seconds=1.0, **gauges(A, 80, 1024, 55))
-    kept.look(looked(run), is_last=True)
+    kept.show(looked(run), is_last=True)
     assert content(path)["devices"][1]["points"][-1] == [moment + 3, 80, 1.0, 55]
     assert content(path)["refresh"] is None, "nothing follows"
 
@@ -96,7 +96,7 @@ def test_texts_of_others_end_no_script(run, tmp_path, at_once):
     hostile = {**A, "name": "</script><script>alert(1)</script>"}
     run.start(0, hostile).sample(100)
     path = tmp_path / "page.html"
-    page.Page(path).look(looked(run))
+    page.Page(path).show(looked(run))
     assert path.read_text().count("<script") == 2
     assert "</script>" in content(path)["devices"][0]["name"]
 
@@ -105,17 +105,17 @@ def test_no_other_file_is_replaced(run, tmp_path, at_once):
     other = tmp_path / "notes.html"
     other.write_text("<p>mine</p>")
     for path in (other, tmp_path):
-        with pytest.raises(UserError, match="this is no page of featuremill top; name another"):
+        with pytest.raises(UserError, match="this is not a page of featuremill top; name another"):
             page.Page(path)
     assert other.read_text() == "<p>mine</p>"
     path = tmp_path / "page.html"
     kept = page.Page(path)
-    kept.look(looked(run))
+    kept.show(looked(run))
     path.write_text(f"{path.read_text()}<p>a remark</p>")
     with pytest.raises(UserError, match="it was changed meanwhile"):
-        kept.look(looked(run))
+        kept.show(looked(run))
     assert path.read_text().endswith("<p>a remark</p>")
-    page.Page(path).look(looked(run))  # of an earlier top
+    page.Page(path).show(looked(run))  # of an earlier top
 
 
 def test_top_keeps_the_page(run, verbs):
@@ -135,7 +135,7 @@ def test_a_browser_draws_it_and_keeps_the_choice(run, tmp_path, monkeypatch):
             job.sample(step * 10, **gauges(gpu, 30 * number + step, 2048 * (number + 1), 40 + step))
     path = tmp_path / "page.html"
     kept = page.Page(path)
-    kept.look(looked(run))
+    kept.show(looked(run))
     with browser(tmp_path / "chromium") as tab:
         tab.open(path)
         assert tab.value("document.querySelectorAll('option').length") == 4
@@ -146,7 +146,7 @@ def test_a_browser_draws_it_and_keeps_the_choice(run, tmp_path, monkeypatch):
         assert of_one != of_all and "GPU (b000)" in tab.value(CHOSEN)
         tab.value("window.isOld = true")
         job.sample(300, **gauges(C, 99, 9999, 80))
-        kept.look(looked(run), is_last=True)
+        kept.show(looked(run), is_last=True)
         tab.wait("!window.isOld && document.readyState === 'complete'")
         assert "GPU (b000)" in tab.value(CHOSEN), "it reads itself anew, and shows the same"
         assert tab.value(CURVES) not in (of_all, of_one)

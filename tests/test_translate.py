@@ -731,7 +731,7 @@ def test_who_is_stopped_between_the_names_and_the_summary_starts_anew(tmp_path, 
 
 def test_two_at_one_folder_are_one_too_many(tmp_path):
     path, place = write(tmp_path / "a.fna", [("a", GENE)]), tmp_path / "out"
-    with folder.ours(place), pytest.raises(UserError) as caught:
+    with folder.locked(place), pytest.raises(UserError) as caught:
         translate([path], place, "chunks")
     assert str(caught.value) == (
         f"{place}: another featuremill is translating into it; wait for it."

@@ -398,7 +398,7 @@ def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
         found = dict(
             zip(
                 (one.label for one in runs.steps),
-                ProjectReader(runs).look_closely().steps,
+                ProjectReader(runs).inspect().steps,
                 strict=True,
             )
         )
@@ -423,7 +423,7 @@ def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
 
 
 def test_json_of_several_runs_has_the_version_of_its_runs(translated):
-    state = ProjectReader(named(Path("soil.yaml"))).look_closely()
+    state = ProjectReader(named(Path("soil.yaml"))).inspect()
     (run,) = state.states.values()
     assert state.as_json()["version"] == run.as_json()["version"]
     assert state.now_as_json()["version"] == run.now_as_json()["version"]

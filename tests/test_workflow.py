@@ -78,7 +78,7 @@ def test_what_is_gone_is_made_again(workflow):
     assert "100 of 100 records have features" in workflow(NO_REPORT)
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
-    (typed,) = RunReader(root).look_closely().next
+    (typed,) = RunReader(root).inspect().next
     assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
     workflow(NO_REPORT)
     assert len(workflow.news()) == 100 and workflow.data() == before
@@ -86,11 +86,11 @@ def test_what_is_gone_is_made_again(workflow):
     part = next((workflow.run_folder.store / "parts").rglob("*.arrows"))
     part.unlink()
     (root / "per-protein.h5").write_bytes(b"cut")
-    assert RunReader(root).look_closely().next == [typed]
+    assert RunReader(root).inspect().next == [typed]
     said = workflow()
     assert "a part is gone, although there is a receipt" in said
     assert 0 < len(workflow.news()) < 100 and workflow.data() == before
-    assert RunReader(root).look_closely().next == []
+    assert RunReader(root).inspect().next == []
 
 
 def test_a_failed_record_stops_no_shard_and_one_that_is_mended_before_a_retry_is_read(

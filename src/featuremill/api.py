@@ -1,4 +1,4 @@
-"""Features in this process, for notebooks and programs: the engine of a run without its files."""
+"""Compute features from Python, without the files of a run: `compute` and `engine`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # it takes a third of a second to import
     import pandas as pd
 
 Gpus = int | str | Sequence[int | str]
-"""A number of GPUs, "all", or which."""
+"""A number of GPUs, "all", or a list of GPUs."""
 GPU = re.compile(r"cuda:(\d+)")
 NO_GPU = (
     "{}: no NVIDIA GPU can be used here; `featuremill doctor` shows why, or leave it out: "
@@ -70,17 +70,17 @@ NO_GPU = (
 
 
 def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
-    """Return the array of each row of a column: a vector, or one a residue."""
+    """Return the array of each row of a column: a vector, or a matrix with a vector per residue."""
     if pa.types.is_list(column.type):
         return matrices(pa.chunked_array([column]))
     return list(matrix(column))
 
 
 class _Loaded(NamedTuple):
-    """A model and what it was made of."""
+    """A loaded model, and what it was loaded from."""
 
     key: tuple[object, ...]
-    """The workload, its model, and what tells whether other files are there by now."""
+    """The workload, the model, and size and time of the files, which show changes."""
     device: Device
     options: Any
     """The resolved options."""
@@ -89,28 +89,27 @@ class _Loaded(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What one process computed, the places of the payloads with their device."""
+    """The payloads (by index) that one process computed."""
 
     device: str
     seconds: float
-    places: list[int]
+    indices: list[int]
 
 
 class Computed(NamedTuple):
-    """Values of payloads, batch by batch."""
+    """The values of payloads, in batches."""
 
     schema: pa.Schema
     num_payloads: int
     batches: list[tuple[list[list[int]], pa.RecordBatch]]
-    """The batches: for each row the indices of the payloads that it belongs to, and the values."""
+    """For each batch: the indices of the payloads of each row, and the values."""
     warnings: list[str]
     settings: Settings
-    """All that determines the values."""
+    """The settings that determine the values."""
     jobs: list[Job]
 
     def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
-        """Return the cell of each payload, as `rows` makes them of a batch's column; None where a
-        payload failed."""
+        """Return the cells of payloads, None for failed ones; `rows` converts a batch's column."""
         cells: list[Any] = [None] * self.num_payloads
         for indices, values in self.batches:
             for equal, cell in zip(indices, rows(values.column(column)), strict=True):
@@ -120,16 +119,15 @@ class Computed(NamedTuple):
 
 
 _loaded: list[_Loaded] = []
-"""The model of the last call; none while it computes, so that no other thread gets it too."""
+"""The model of the last call; empty while a call uses it, so that no other thread does."""
 _leases: list[Lease] = []
-"""The lease of the GPU in which this process computes. It lasts as long as the process: so does
-CUDA's memory on that GPU."""
-_cautions_given: set[str] = set()
-"""Cautions about models, each of which this process gives once."""
+"""The lease of this process's GPU, held until it ends, because CUDA keeps memory on the GPU."""
+_shown_cautions: set[str] = set()
+"""Cautions about models that this process has shown."""
 
 
 def forget_model() -> None:
-    """Give back the memory of the model that `compute` and `embed` keep for the next call."""
+    """Free the memory of the model that `compute` and `embed` keep for the next call."""
     _loaded.clear()
     gc.collect()
     if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
@@ -148,54 +146,53 @@ def compute(
     max_failed: int = 0,
     progress: CallBack | None = None,
 ) -> pd.DataFrame:
-    """Return the features of records, a row a record, indexed by id: what `featuremill.load`
-    returns of a run with this `workload` and these `options` on the same device. Without a `model`
-    in `options`, the default workload takes the demonstration network mill_t6_8M, which is not
-    ESM-2, and warns once in a process.
+    """Return the features of records as a DataFrame: one row per record, indexed by id.
+
+    The values are those of a run with this `workload` and these `options` on the same device.
+    Without a `model` in `options`, the default workload uses the demonstration network mill_t6_8M,
+    which is not ESM-2, and warns once per process.
 
     `inputs` is one of these:
 
-    * the path of a file, or a list of `pathlib.Path`, of any kind that the workload reads;
-    * sequences: a mapping of ids to them, a Series with ids as its index, or a list, whose ids are
-      "0", "1" and so on;
-    * a DataFrame, read as a table in a file is: columns are found by their names or by
-      `options`. Its index counts where it has a name, and is the ids where no column holds them;
+    * the path of a file, or a list of `pathlib.Path`, of any format that the workload reads;
+    * sequences: a mapping from ids to sequences, a Series with ids as its index, or a list, whose
+      ids are "0", "1" and so on;
+    * a DataFrame, which is read like a table in a file: columns are found by their names or by
+      `options`. A named index is a column; any index has the ids if no column does;
     * an AnnData, of which X, layers, raw, obs and var are read.
 
-    What is in memory goes through a temporary file, which only the user can read.
+    Inputs in memory are written to a temporary file that only the user can read.
 
-    A record that is refused or fails is an error, unless there are at most `max_failed` of them:
-    then they are left out with a warning, and `attrs["failed"]` lists them as failed.tsv does.
-    Warnings also say what was cut or cleaned. A record that is there twice comes out once.
-    `attrs` also have `model_name`, `workload`, `workload_version`, `options`, `weights_sha256` and
-    `recipe`, as the attributes of a run's files, and `jobs`: the `device`, `seconds` and `ids` of
-    each process that computed.
+    If at most `max_failed` records are refused or fail, they are left out with a warning, and
+    `attrs["failed"]` lists them as failed.tsv does. There are also warnings about truncated and
+    cleaned records. Duplicate records have one row. `attrs` also have `model_name`, `workload`,
+    `workload_version`, `options`, `weights_sha256` and `recipe`, like the attributes of a run's
+    files, and `jobs`: the `device`, `seconds` and `ids` of each process.
 
-    Where it computes:
+    Devices:
 
-    * `device` is "auto" (the first visible GPU, or the CPU), "cpu", "cuda" or, as torch counts,
+    * `device` is "auto" (the first visible GPU, or the CPU), "cpu", "cuda" or, with torch's index,
       "cuda:1";
-    * `gpus` is a number of GPUs, "all", or a list of them as nvidia-smi numbers them, such as
-      [0, 2], or UUIDs. Each GPU gets a process and a share of the records;
-    * `workers` is a number of such processes on the CPU.
+    * `gpus` is a number of GPUs, "all", or a list of nvidia-smi's numbers, such as [0, 2], or of
+      UUIDs. Each GPU has a process, which computes a share of the records;
+    * `workers` is a number of processes on the CPU.
 
-    A GPU is leased: `featuremill lease --list` shows it, and neither a run nor another call takes
-    it. With one that this process computes on, the lease ends with the process. If it is taken,
-    another one computes, or the call waits. `lease=False` is for programs that hold one already.
+    GPUs are leased: `featuremill lease --list` shows them, and runs and other calls do not use
+    them. The lease of the GPU that this process uses ends with the process. If that GPU is leased
+    by others, the call uses another, or waits. Use `lease=False` in programs that hold a lease.
 
-    A process of `gpus` or `workers` that dies is started again, and a record that ends it twice
-    fails alone. The values are those of one device. What the processes compute is in the folder for
-    temporary files (TMPDIR) until the call ends. Ctrl-C ends them.
+    Processes that die are restarted; a record that ends two processes fails. The values do not
+    depend on the number of processes. Their results are in the folder for temporary files (TMPDIR)
+    until the call ends. Ctrl-C ends the processes.
 
-    `progress` is called after each batch with (records done, records in all); without it, a line on
-    a terminal or in a notebook shows that. The model stays loaded for the next call with the same
-    options on the same device; `forget_model` gives its memory back. Other processes load it in
-    each call.
+    `progress` is called after each batch with (records done, number of records); without it,
+    terminals and notebooks show a progress line. The model stays loaded for the next call with the
+    same options on the same device; `forget_model` frees its memory.
 
     Raises:
-        UserError: when an option is wrong, an input cannot be read, more than `max_failed` records
-            have no values, or memory runs out while the model is loaded.
-        DeviceError: when every device fails.
+        UserError: an option is wrong, an input cannot be read, more than `max_failed` records have
+            no values, or memory runs out while the model is loaded.
+        DeviceError: all devices fail.
     """
     paths = in_memory.paths_of(inputs)
     plain_options = {key: _plain(value) for key, value in (options or {}).items()}
@@ -205,7 +202,7 @@ def compute(
     chosen = engine(workload, plain_options, "compute", **where, **about)
     for name in option_files.paths_of(chosen.options):
         option_files.refuse_missing(chosen.options, name)
-    records, failed = _accounted(_records(inputs, paths, chosen))
+    records, failed = _deduplicated(_records(inputs, paths, chosen))
     _refuse_too_many(failed, max_failed)
 
     def refuse(index: int, reason: str) -> None:
@@ -225,7 +222,7 @@ def compute(
     frame = _frame(records, computed)
     settings = computed.settings
     frame.attrs = {
-        "model_name": weights.model_told(settings) or workload,
+        "model_name": weights.model_name_of(settings) or workload,
         "workload": workload,
         "workload_version": settings.version,
         "options": settings.options,
@@ -241,22 +238,22 @@ def compute(
 
 
 class Engine(NamedTuple):
-    """A workload with checked options, and where it computes; for calls that a workload brings."""
+    """A workload with checked options and devices; functions such as `embed` call it."""
 
     name: str
     workload: Workload
     options: Any
     jobs: beside.Jobs
-    """The processes; a count of 0 stands for this process."""
+    """The processes; with 0 processes, this process computes."""
     takes_lease: bool
 
     def compute(
         self, payloads: Sequence[bytes], refuse: Refuse, progress: CallBack | None = None
     ) -> Computed:
-        """Return the values of `payloads`; `refuse` hears of those without, and may raise. Warn
-        once in a process of a model such as one for demonstrations."""
-        if (text := weights.caution_of(self.name, self.options)) and text not in _cautions_given:
-            _cautions_given.add(text)
+        """Return the values of `payloads`; call `refuse`, which may raise, for payloads that fail.
+        Issue each caution about a model once per process."""
+        if (text := weights.caution_of(self.name, self.options)) and text not in _shown_cautions:
+            _shown_cautions.add(text)
             warnings.warn(text, stacklevel=3)
         if self.jobs.number:
             return self._in_jobs(self.jobs, payloads, refuse, progress)
@@ -323,12 +320,14 @@ class Engine(NamedTuple):
             plugin_errors.costs_of(name, workload, distinct, options),
         )
 
-        def tell(num_done: int) -> None:
+        def report_progress(num_done: int) -> None:
             if progress:
                 progress(num_done, len(distinct))
 
         with tempfile.TemporaryDirectory(prefix="featuremill-") as folder:
-            for part in beside.parts(Path(folder), work, jobs, recipe_of(settings), tell, _say):
+            for part in beside.parts(
+                Path(folder), work, jobs, recipe_of(settings), report_progress, _print
+            ):
                 receipt, of_job = part.receipt, list[int]()
                 for batch in part.batches():
                     rows = [indices[digest] for digest in batch.column("sha256").to_pylist()]
@@ -360,11 +359,11 @@ def engine(
     lease: bool = True,
     **about: Any,
 ) -> Engine:
-    """Return what computes by a workload; `about` are other keys of a config, such as max_failed.
+    """Return the engine of a workload; `about` are other keys of a config, such as max_failed.
 
     Raises:
-        UserError: when an option is wrong (`source` says whose), a package is not installed, or no
-            such GPU can be used.
+        UserError: an option is wrong (`source` begins the message), a package is not installed, or
+            a GPU cannot be used.
     """
     jobs = _jobs(device, gpus, workers)
     raw = {"inputs": ["memory"], "workload": workload, "options": dict(options), **about}
@@ -383,7 +382,7 @@ def engine(
 
 
 def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
-    """Return the processes that compute, by the arguments of a call."""
+    """Return the processes for the arguments of a call."""
     is_free = device == "auto" or (device == "cpu" and gpus is None)
     values = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
     named = [f"{key}={value!r}" for key, value in values.items() if value is not None]
@@ -398,7 +397,7 @@ def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
     if not (numbered := GPU.fullmatch(str(device))):
         if device == "cuda" and devices_for("auto")[0].kind == "cpu":
             raise UserError(NO_GPU.format("device='cuda'"))
-        return beside.Jobs(0, cast(DeviceChoice, device))  # the config refuses others
+        return beside.Jobs(0, cast(DeviceChoice, device))  # the config refuses other values
     visible = [each for each in devices_for("auto") if each.kind == "cuda"]
     index = int(numbered[1])
     if index >= len(visible):
@@ -429,25 +428,25 @@ def _on_gpus(gpus: Gpus) -> beside.Jobs:
 
 
 def _hold(device: Device) -> bool:
-    """Lease the GPU of this process, if it is free; return whether it is held."""
+    """Lease the GPU for this process if it is free; return whether this process has a lease."""
     if not _leases:
         request = Request.from_environment({"devices": device.uuid, "wait_seconds": 0})
         with contextlib.suppress(DeviceError):
             held = acquire("cuda", request)
             _leases.append(held)
-            # Processes that this one starts may use the GPU as well.
+            # Child processes may use the GPU as well.
             leased = environment.LEASED
             leased.set(",".join(filter(None, [held.environment[leased.name], leased.value()])))
     return bool(_leases)
 
 
-def _say(sentence: str) -> None:
-    """Print what a call waits for: it may take hours."""
+def _print(sentence: str) -> None:
+    """Print what a call waits for, as it may take hours."""
     print(f"featuremill: {sentence}", file=sys.stderr)
 
 
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:
-    """Return the model, the one that is loaded if it is the same, with the settled options."""
+    """Return the model with its resolved options; reuse the loaded model if it is the same."""
     last = _loaded.pop() if _loaded else None
     key = _key_of(name, workload, options)
     if last and last.key == key:
@@ -462,7 +461,7 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
             kept = workload.with_options(last.model, resolved)
         if kept is not None:
             return last._replace(options=resolved, model=kept)
-    last = None  # before another one takes memory
+    last = None  # free its memory before the next model is loaded
     try:
         with plugin_errors.attributed_to(name, "load"):
             loaded = workload.load(resolved, [device], network)
@@ -500,7 +499,7 @@ def _plain(value: Any) -> Any:
 
 
 def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]:
-    """Return the records that the workload reads in `paths`, or else in `inputs`."""
+    """Return the records that the workload reads from `paths`, or from `inputs` without paths."""
     name, workload, options = chosen[:3]
     if paths:
         return list(plugin_errors.records_of(name, workload, paths, options))
@@ -515,9 +514,8 @@ def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]
     return [record._replace(source=in_memory.STEM) for record in records]
 
 
-def _accounted(records: Iterable[Record]) -> tuple[list[Record], list[dict[str, Any]]]:
-    """Return the records to compute, an id once, and a row for each one that is refused: for its
-    own reason, or as its id stands for different payloads."""
+def _deduplicated(records: Iterable[Record]) -> tuple[list[Record], list[dict[str, Any]]]:
+    """Return distinct records to compute, and rows for refused or conflicting records."""
     by_id: dict[str, list[Record]] = {}
     refused = []
     for record in records:
@@ -532,14 +530,16 @@ def _accounted(records: Iterable[Record]) -> tuple[list[Record], list[dict[str, 
             good.append(first)
             continue
         for record in (first, *others):
-            rival = another if record.payload == first.payload else first
-            reason = reasons.CONFLICT.reason(f"the other one is at {rival.source}:{rival.line}")
+            other_record = another if record.payload == first.payload else first
+            reason = reasons.CONFLICT.reason(
+                f"the other one is at {other_record.source}:{other_record.line}"
+            )
             refused.append(_row(record, "refused", reason))
     return good, refused
 
 
 def _row(record: Record, status: str, reason: str) -> dict[str, Any]:
-    """Return what failed.tsv says of a record."""
+    """Return the row of failed.tsv for a record."""
     columns = {"id": record.id, "source": record.source, "line": record.line}
     return {**columns, "status": status, "reason": reason}
 
@@ -558,14 +558,14 @@ def _refuse_too_many(failed: Sequence[Mapping[str, Any]], max_failed: int) -> No
 
 
 def _frame(records: Sequence[Record], computed: Computed) -> pd.DataFrame:
-    """Return the table of the records that have values, as `featuremill.load` gives it."""
+    """Return the DataFrame of the records with values, with the columns of `featuremill.load`."""
     import pandas as pd
 
-    is_there = [False] * len(records)
+    has_values = [False] * len(records)
     for indices, _ in computed.batches:
         for index in (index for equal in indices for index in equal):
-            is_there[index] = True
-    kept = [record for record, is_kept in zip(records, is_there, strict=True) if is_kept]
+            has_values[index] = True
+    kept = [record for record, is_kept in zip(records, has_values, strict=True) if is_kept]
     ids = pa.array([record.id for record in kept], pa.string())
     lengths = [len(each.payload) if each.length is None else int(each.length) for each in kept]
     about = {
@@ -579,7 +579,7 @@ def _frame(records: Sequence[Record], computed: Computed) -> pd.DataFrame:
     for field in computed.schema:
         is_vector = pa.types.is_fixed_size_list(field.type)
         cells = computed.cells(field.name, _arrays if is_vector else pa.Array.to_pylist)
-        cells = [cell for cell, is_kept in zip(cells, is_there, strict=True) if is_kept]
+        cells = [cell for cell, is_kept in zip(cells, has_values, strict=True) if is_kept]
         values = list(np.array(cells)) if is_vector else cells  # rows of one matrix, none shared
         frame[field.name] = pd.Series(values, index=frame.index, dtype=object)
     return frame

@@ -1,13 +1,13 @@
-"""What every workload passes, and every step: subclass `WorkloadContract` or `StepContract` in your
-package's tests, and let pytest run it.
+"""Tests for all workloads and steps: subclass `WorkloadContract` or `StepContract` in your
+package's tests, and run pytest.
 
     class TestMine(WorkloadContract):
         workload = "mine"
         inputs = ("tests/few.csv",)
         options = {"vocabulary": "tests/words.json"}
 
-The verbs are those of a run, each in a process of its own, with the Python that pytest has. A step
-is given a whole config:
+The commands of a run are started in processes of their own, with pytest's Python. The test of a
+step has a whole config:
 
     class TestMine(StepContract):
         step = "mine"
@@ -52,7 +52,7 @@ from featuremill.workload.in_process import values_in_batches
 HEAVY = ("torch", "pandas", "transformers", "tensorflow", "jax", "scipy", "sklearn")
 MANY_SHARDS = 3
 TRIES = 5
-"""A quick workload may have finished before it can be killed."""
+"""Attempts to kill a shard; a fast workload may finish first."""
 MOST_MERGE_MB = 1_200
 PATIENCE_SECONDS = 300.0
 MEASURED = """
@@ -63,16 +63,16 @@ status = main(sys.argv[1:])
 print(peak_of_process_mb())
 sys.exit(status)
 """
-"""A verb in a process that says what memory it took, in MB: of another process, the system only
-tells what that or whoever started it took."""
+"""Runs a command and prints the peak memory of its process in MB. For a child process, the system
+reports the larger peak of child and parent."""
 
 
-def _pass_over(*_: object) -> None:
-    """Take what is told of records that cannot be computed: they are left out on both sides."""
+def _ignore(*_: object) -> None:
+    """Ignore records that cannot be computed: both sides of the comparison lack them."""
 
 
 class Finished(NamedTuple):
-    """A run that is merged."""
+    """A merged run."""
 
     folder: Results
     plan: Plan
@@ -81,32 +81,31 @@ class Finished(NamedTuple):
 
 
 def _heavy_after(code: str) -> list[str]:
-    """Return which of HEAVY a new Python has imported once it ran `code`."""
+    """Return the packages of HEAVY that a new Python process has imported after `code`."""
     code = f"import json, sys; {code}; print(json.dumps(sorted(set({HEAVY!r}) & set(sys.modules))))"
     process = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     return list(json.loads(process.stdout))
 
 
 def _left_out(run: Finished) -> dict[str, str]:
-    """Return the records without values, each with its reason."""
+    """Return the ids of the records without values, with the reasons."""
     return {record.id: record.reason for record in failed.read(run.folder.root / "failed.tsv")}
 
 
 class WorkloadContract:
-    """The tests of one workload with some options and inputs."""
+    """The tests of a workload with some options and inputs."""
 
     workload: str
-    """Its name, as a config has it."""
+    """The name of the workload in a config."""
     inputs: Sequence[str | Path]
-    """Files of at least twelve records that can be computed, seen from where pytest is started."""
+    """Files with at least twelve records that can be computed, relative to pytest's folder."""
     options: Mapping[str, Any] = {}
     poison: str | Path | None = None
-    """A file with one record that the workload cannot compute, if there is any such."""
+    """A file with one record that the workload cannot compute, or None."""
     tolerance: float = 0.0
-    """How far values may lie apart between batches, as a share of the largest; 0 for the same
-    bits."""
+    """The largest difference between batches, relative to the largest value; 0 for equal bits."""
 
-    # ---- what it says of itself ----
+    # ---- declarations ----
 
     def test_importing_it_costs_nothing(self) -> None:
         code = (
@@ -121,10 +120,10 @@ class WorkloadContract:
         values = json.loads(json.dumps(self._options.model_dump(mode="json")))
         assert self._module.Options.model_validate(values) == self._options
 
-    def test_it_delivers_the_kinds_that_it_says(self) -> None:
+    def test_values_have_the_declared_kinds(self) -> None:
         assert {kind_of(field.type) for field in self._schema} == self._options.delivers()
 
-    def test_each_record_costs_something_and_reads_the_same_twice(self) -> None:
+    def test_records_have_costs_and_are_the_same_when_read_twice(self) -> None:
         records = self._records
         assert records == list(self._module.records(self._paths, self._options))
         good = [record for record in records if not record.reason]
@@ -132,22 +131,20 @@ class WorkloadContract:
         costs = [self._module.cost(record.payload, self._options) for record in good]
         assert min(costs) >= 1 and all(isinstance(cost, int) for cost in costs)
 
-    # ---- what a run does with it ----
+    # ---- runs ----
 
-    def test_every_record_comes_out_under_its_own_id_or_with_a_reason(
-        self, tmp_path_factory: Any
-    ) -> None:
+    def test_each_record_has_its_id_and_values_or_a_reason(self, tmp_path_factory: Any) -> None:
         run = self._finished(tmp_path_factory)
         left_out = _left_out(run)
         assert all(left_out.values()), "a record that has no values has a reason"
-        first = dict.fromkeys(record.id for record in self._records)  # duplicates count once
+        first = dict.fromkeys(record.id for record in self._records)  # without duplicates
         assert run.table["id"].to_pylist() == [id for id in first if id not in left_out]
         assert run.table.num_rows > 0, "all failed"
         for rows in run.table.select(self._schema.names).to_batches():
             assert not not_finite(rows).any(), "a value is missing or not finite"
 
-    def test_a_record_that_fails_takes_no_other_along(self, tmp_path_factory: Any) -> None:
-        """Where `poison` names a file with such a record."""
+    def test_a_failed_record_does_not_affect_others(self, tmp_path_factory: Any) -> None:
+        """Runs only if `poison` is set."""
         if self.poison is None:
             return
         path = Path(self.poison).absolute()
@@ -157,13 +154,13 @@ class WorkloadContract:
         assert record.id in _left_out(run)
         self._compare(self._finished(tmp_path_factory).table, run.table)
 
-    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory: Any) -> None:
+    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory: Any) -> None:
         single = self._finished(tmp_path_factory)
         many = self._finished(tmp_path_factory, MANY_SHARDS)
         assert len(single.plan.shards) == 1 < len(many.plan.shards)
         self._compare(single.table, many.table)
 
-    def test_what_else_is_in_its_batch_changes_no_value(self) -> None:
+    def test_values_do_not_depend_on_the_batch(self) -> None:
         payloads = list(dict.fromkeys(r.payload for r in self._records if not r.reason))
         device = with_processors([cpu()])
         model = self._module.load(self._resolved, device, self._weights)
@@ -171,7 +168,7 @@ class WorkloadContract:
         def values(budget: int) -> pa.Table:
             row_of: dict[int, pa.RecordBatch] = {}
             batches = values_in_batches(
-                self._module, model, self._resolved, payloads, budget, _pass_over, _pass_over
+                self._module, model, self._resolved, payloads, budget, _ignore, _ignore
             )
             for indices, rows in batches:
                 for row, equal in enumerate(indices):
@@ -181,9 +178,9 @@ class WorkloadContract:
         usual = self._module.batch_cost(self._resolved, device[0])
         self._compare(values(usual), values(1))
 
-    def test_a_call_in_python_gives_the_table_of_a_run(self, tmp_path_factory: Any) -> None:
+    def test_compute_returns_the_table_of_a_run(self, tmp_path_factory: Any) -> None:
         run = self._finished(tmp_path_factory)
-        with warnings.catch_warnings():  # of what was cut, and of what is left out
+        with warnings.catch_warnings():  # about truncated and failed records
             warnings.simplefilter("ignore", UserWarning)
             frame = compute(
                 self._paths,
@@ -196,7 +193,7 @@ class WorkloadContract:
         self._compare(run.table, pa.Table.from_pylist(rows, run.table.schema))
         assert [row["id"] for row in frame.attrs["failed"]] == list(_left_out(run))
 
-    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory: Any) -> None:
+    def test_a_killed_shard_resumes(self, tmp_path_factory: Any) -> None:
         for _ in range(TRIES):
             folder, plan = self._planned(tmp_path_factory.mktemp("killed"))
             num_left = self._killed(folder, plan)
@@ -206,11 +203,11 @@ class WorkloadContract:
         raise AssertionError(f"it was never killed in mid-shard, in {TRIES} tries")
 
     def _killed(self, folder: Results, plan: Plan) -> int:
-        """Begin the only shard and kill whoever computes it; return how many records are left."""
+        """Start the only shard and kill its process; return the number of records left."""
         (entry,) = plan.shards
         path = folder.journal(plan.recipe, entry.shard)
         path.parent.mkdir(parents=True)
-        # A journal that is begun keeps its budget: with this one, a batch is a record.
+        # A resumed journal keeps its batch budget: with 1, each batch has one record.
         Journal(path, part_schema(self._schema), 1).close()
         command = self._command("extract", folder.root, entry.shard)
         process = subprocess.Popen(command, start_new_session=True)
@@ -229,7 +226,7 @@ class WorkloadContract:
     def test_merge_needs_little_memory(self, tmp_path_factory: Any) -> None:
         assert self._finished(tmp_path_factory).merge_peak_mb < MOST_MERGE_MB
 
-    # ---- how ----
+    # ---- helpers ----
 
     @cached_property
     def _module(self) -> Any:
@@ -241,7 +238,7 @@ class WorkloadContract:
 
     @cached_property
     def _options(self) -> Any:
-        """The options, their paths as they are found from anywhere."""
+        """The options with absolute paths."""
         kinds = option_files.kinds_of(self._module.Options)
         options = {
             name: str(Path(value).absolute()) if name in kinds and value else value
@@ -271,8 +268,8 @@ class WorkloadContract:
     def _command(self, *words: str | Path, by: Sequence[str] = ("-m", "featuremill")) -> list[str]:
         return [sys.executable, *by, *map(str, words), "--quiet"]
 
-    def _do(self, *words: str | Path) -> int:
-        """Let a verb run to its end; return the most memory that it took, in MB."""
+    def _run_measured(self, *words: str | Path) -> int:
+        """Run a command; return its peak memory in MB."""
         command = self._command(*words, by=("-c", MEASURED))
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         assert done.returncode == 0, f"featuremill {words[0]} ended with {done.returncode}"
@@ -299,18 +296,20 @@ class WorkloadContract:
             more = ["--weights", weights_path]
         config_path = parent / "config.yaml"
         config_path.write_text(yaml.safe_dump(config))
-        self._do("plan", folder.root, "--config", config_path, *more)
+        self._run_measured("plan", folder.root, "--config", config_path, *more)
         return folder, folder.read_plan()
 
     def _merged(self, folder: Results, plan: Plan) -> Finished:
         for entry in plan.shards:
-            self._do("extract", folder.root, entry.shard)
+            self._run_measured("extract", folder.root, entry.shard)
         most = str(plan.counts.input)
-        peak = self._do("merge", folder.root, "--outputs", "parquet", "--max-failed", most)
+        peak = self._run_measured(
+            "merge", folder.root, "--outputs", "parquet", "--max-failed", most
+        )
         return Finished(folder, plan, pq.read_table(folder.root / "embeddings.parquet"), peak)
 
     def _finished(self, tmp_path_factory: Any, num_shards: int = 1) -> Finished:
-        """Return a whole run, the same one for all tests of this class."""
+        """Return a merged run, which all tests of this class share."""
         cache: dict[int, Finished] = type(self).__dict__.get("_runs") or {}
         type(self)._runs = cache  # type: ignore[attr-defined]
         if num_shards not in cache:
@@ -325,7 +324,7 @@ class WorkloadContract:
             if self.tolerance == 0 or kind_of(first.type) == "table":
                 assert repr(first.to_pylist()) == repr(second.to_pylist()), f"{name} differs"
                 continue
-            while pa.types.is_nested(first.type):  # lists only: structs are of a table
+            while pa.types.is_nested(first.type):  # lists: structs only occur in tables
                 first, second = first.flatten(), second.flatten()
             a, b = (each.to_numpy(zero_copy_only=False) for each in (first, second))
             assert a.shape == b.shape, f"{name} differs in length"
@@ -334,14 +333,14 @@ class WorkloadContract:
 
 
 class StepContract:
-    """The tests of one step with some config."""
+    """The tests of a step with a config."""
 
     step: str
-    """Its key."""
+    """The step's key in a config."""
     config: Mapping[str, Any]
-    """A project that asks for it and takes seconds; `inputs` is seen from where pytest starts."""
+    """A config with the step that runs in seconds; `inputs` is relative to pytest's folder."""
     files: Mapping[str, str] = {}
-    """Texts of further files that it names, seen from where it runs, such as a table of labels."""
+    """Texts of other files that the config names, such as a table of labels, by relative path."""
 
     def test_importing_it_costs_nothing(self) -> None:
         code = (
@@ -380,8 +379,8 @@ class StepContract:
         ]
         assert others == [], f"all rule files share their names; let these begin with {self.step}_"
 
-    def test_what_it_makes_is_named_once_and_lies_in_the_project(self) -> None:
-        config = project.validate(self._told)
+    def test_products_are_distinct_files_of_the_project(self) -> None:
+        config = project.validate(self._absolute_config)
         products, project_ = config.products, config.for_steps
         assert products and all(each.label.partition(".")[0] == self.step for each in products)
         files = [file for each in products for file in each.files]
@@ -393,32 +392,32 @@ class StepContract:
         assert all(path.startswith(f"{project_.folder}/") for path in removable)
         assert [each.progress() for each in products] == [""] * len(products), "nothing has started"
 
-    def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path: Path) -> None:
-        (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
+    def test_products_are_made_once_shown_by_status_and_removed(self, tmp_path: Path) -> None:
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._absolute_config))
         for name, text in self.files.items():
             (tmp_path / name).write_text(text)
-        config = project.validate(self._told)
+        config = project.validate(self._absolute_config)
 
-        verb = partial(self._type, tmp_path)
-        verb("run", "my.yaml", "--cores", "2")
+        command = partial(self._run, tmp_path)
+        command("run", "my.yaml", "--cores", "2")
         for product in config.products:
             for file in (*product.files, *product.logs):
                 assert (tmp_path / file).exists(), f"{product.label}: {file}"
-        printed = verb("status", "my.yaml")
+        printed = command("status", "my.yaml")
         assert all(f"{product.label} " in printed for product in config.products)
-        assert "Nothing to be done" in verb("run", "my.yaml", "--cores", "2")
+        assert "Nothing to be done" in command("run", "my.yaml", "--cores", "2")
         last = tmp_path / config.products[-1].files[-1]
         if last.is_file():
             last.unlink()
-            verb("status", "my.yaml", status=1)
-            verb("run", "my.yaml", "--cores", "2")
+            command("status", "my.yaml", status=1)
+            command("run", "my.yaml", "--cores", "2")
             assert last.exists()
-        verb("clean", "my.yaml", "--keep", "nothing", "--yes")
+        command("clean", "my.yaml", "--keep", "nothing", "--yes")
         left = [path for product in config.products for path in (*product.removable, *product.logs)]
         assert not any((tmp_path / path).exists() for path in left)
 
-    def _type(self, folder: Path, *words: str, status: int = 0) -> str:
-        """Return what a verb said, which ends with this status."""
+    def _run(self, folder: Path, *words: str, status: int = 0) -> str:
+        """Run a command, check its exit status, and return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "featuremill", *words],
             cwd=folder,
@@ -430,8 +429,8 @@ class StepContract:
         return done.stdout
 
     @property
-    def _told(self) -> dict[str, Any]:
-        """The config with its inputs as they are found from anywhere."""
+    def _absolute_config(self) -> dict[str, Any]:
+        """The config with absolute paths of inputs."""
         paths = self.config["inputs"]
         inputs = [paths] if isinstance(paths, str | Path) else paths
         return {**self.config, "inputs": [str(Path(path).absolute()) for path in inputs]}

@@ -185,16 +185,19 @@ TYPED = Setting(
     is_internal=True,
 )
 _THREADS = "Set to the threads of a job."
-_FLASH_ATTENTION = "Where FlashAttention-4 keeps compiled kernels, and whether; set unless set."
-_ENVIRONMENT = "Of an active environment: commands are shown without a path."
-SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm is asked to queue again.")
-XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", "Where caches are, if `FEATUREMILL_CACHE` is not set.")
-HF_HUB_CACHE = Variable("HF_HUB_CACHE", "Where Hugging Face keeps the models that `model:` names.")
-HF_HOME = Variable("HF_HOME", "The folder around it, if `HF_HUB_CACHE` is not set.")
-HF_ENDPOINT = Variable("HF_ENDPOINT", "A mirror of Hugging Face, from which models come.")
-TORCH_HOME = Variable("TORCH_HOME", "Where torch keeps downloaded checkpoints.")
+_FLASH_ATTENTION = "FlashAttention-4's cache of compiled kernels; set unless you set it."
+_ENVIRONMENT = "An active environment: commands are printed without a path."
+SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm queues again.")
+XDG_CACHE_HOME = Variable(
+    "XDG_CACHE_HOME", "The folder of caches, if `FEATUREMILL_CACHE` is not set."
+)
+HF_HUB_CACHE = Variable("HF_HUB_CACHE", "Hugging Face's cache of models.")
+HF_HOME = Variable("HF_HOME", "The folder of that cache, if `HF_HUB_CACHE` is not set.")
+HF_ENDPOINT = Variable("HF_ENDPOINT", "A mirror of Hugging Face.")
+TORCH_HOME = Variable("TORCH_HOME", "torch's folder of downloaded checkpoints.")
 TRITON_CACHE_DIR = Variable(
-    "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless set."
+    "TRITON_CACHE_DIR",
+    "Triton's compiled kernels; set below `FEATUREMILL_CACHE` unless you set it.",
 )
 TRITON_HOME = Variable("TRITON_HOME", "Triton's own folder, if not in your home.")
 FLASH_ATTENTION_CUTE_DSL_CACHE_DIR = Variable(
@@ -207,13 +210,13 @@ CC = Variable("CC", "The C compiler of Triton.")
 OMP_NUM_THREADS = Variable("OMP_NUM_THREADS", _THREADS)
 MKL_NUM_THREADS = Variable("MKL_NUM_THREADS", _THREADS)
 OPENBLAS_NUM_THREADS = Variable("OPENBLAS_NUM_THREADS", _THREADS)
-OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for jobs, unless set.")
+OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for jobs unless you set it.")
 SNAKEMAKE_PROFILE = Variable(
     "SNAKEMAKE_PROFILE", "Snakemake's profile. If it is set, `featuremill run` adds no `--cores`."
 )
 VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
 CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
-TERM = Variable("TERM", "Where it is `dumb`, a run prints lines and draws no picture.")
+TERM = Variable("TERM", "`dumb`: a run prints only lines.")
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
 _ALL = [value for value in globals().values() if isinstance(value, Variable)]
 SETTINGS: tuple[Setting[Any], ...] = tuple(each for each in _ALL if isinstance(each, Setting))

@@ -1,4 +1,4 @@
-"""One YAML is one run: the typed model of a run's configuration."""
+"""The typed model of a run's config, its validation, and `Run`, a config with resolved options."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from featuremill.workload import (
 
 KINDS = {"pooled": "per record", "per_residue": "per residue", "table": "in a table"}
 
-UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, and what no UTF-8 can hold."""
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, and surrogates, which UTF-8 cannot encode."""
 PATTERN = re.compile(r"\{\s*[.\w]+\s*(?:,(?:[^{}]++|\{\d+(?:,\d+)?\})*+)?\}")
-"""A name in braces, with a constraint perhaps: what Snakemake takes for a wildcard."""
+"""A name in braces, perhaps with a constraint, which Snakemake reads as a wildcard."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -64,7 +64,7 @@ def _known_output(name: str) -> str:
 
 
 class _OutputNames:
-    """Says in a schema which outputs there are: built-in ones, and those of packages here."""
+    """Adds the names of all installed outputs to the JSON schema."""
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
         return {"enum": formats.names()}
@@ -74,16 +74,16 @@ Output = Annotated[str, AfterValidator(_known_output), _OutputNames()]
 
 
 class Shards(Section):
-    """How the input is cut."""
+    """The size of shards."""
 
     cost: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
     """Work in one shard, in the workload's unit of cost (residues + 2 for proteins). `auto` makes
-    shards of some five minutes, or smaller ones where that gives each device two; plan says what it
-    chose. Affects only shards made from now on."""
+    shards of about five minutes, or smaller ones so that each device gets two; plan prints what it
+    chose. Affects only new shards."""
 
 
 class Labels(Section):
-    """What colours the points of the report's map instead of their length."""
+    """Labels that colour the points of the report's map, instead of lengths."""
 
     file: str = ""
     """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them, and in a run
@@ -112,11 +112,11 @@ def _no_repeats(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Records(Section):
-    """Which records go in, and where everything goes that is made of them."""
+    """The records of a config, and the folder of its results."""
 
     run: str = "demo"
-    """Name of the run; its files go to `results/<run>/`. Another config of the same name that asks
-    for something else is refused there."""
+    """Name of the run; its files go to `results/<run>/`. A different config with the same name is
+    refused."""
     results: str = Field(default="", exclude=True)
     """Folder, on another disk for example, for the run's files: they go to `<this folder>/<run>/`,
     and `results/<run>` is a link to that. `featuremill run --results FOLDER` does the same."""
@@ -170,10 +170,10 @@ class Records(Section):
         return values
 
     store: tuple[str, ...] = ()
-    """Folder with finished parts that runs and people share: what it has is not computed again, and
-    what is computed is added. Of several, all are read and the first is written; the others can be
-    addresses (https://…, s3://…). Without it, and without FEATUREMILL_STORE, a run keeps its parts
-    to itself; see docs/store.md."""
+    """Folder with finished parts that runs and people share: parts in it are not computed again,
+    and new parts are added. Of several, all are read and the first is written; the others can be
+    addresses (https://…, s3://…). Without it, and without FEATUREMILL_STORE, parts are not shared;
+    see docs/store.md."""
 
     _one_input = field_validator("inputs", "store", mode="before")(_one_or_many)
     _no_input_twice = field_validator("inputs", "store")(_no_repeats)
@@ -181,11 +181,11 @@ class Records(Section):
 
 GPUS_PER_JOB, OLD_GPUS = "gpus_per_job", "gpus"
 GPUS = AliasChoices(GPUS_PER_JOB, OLD_GPUS)
-"""The key for the GPUs of one job, and what it was called: `--gpus` is how many a run takes."""
+"""The key for the GPUs of one job, and its former name (`--gpus` is for a whole run)."""
 
 
 class Features(Section):
-    """What is computed of the records, and what is written."""
+    """The features to compute, and the files to write."""
 
     workload: str = DEFAULT
     """What is computed: a built-in workload or one that another package registers."""
@@ -193,7 +193,7 @@ class Features(Section):
     """The workload's own options; see below."""
     shards: Shards = Shards()
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where extraction runs: `auto` takes the visible GPUs, or the CPU where there are none."""
+    """Where extraction runs: `auto` takes the visible GPUs, or the CPU if there are none."""
     gpus: int = Field(
         default=1,
         ge=1,
@@ -202,22 +202,22 @@ class Features(Section):
         json_schema_extra={problems.FORMER: OLD_GPUS},
     )
     """GPUs that one job spreads its model over, layer by layer. More than 1 only for models that do
-    not fit one: jobs side by side are faster."""
+    not fit one GPU: several jobs are faster."""
     outputs: tuple[Output, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
-    """Files that merge writes to `results/<run>/`; docs/outputs.md says which is for what. From
-    some million records on, `parquet_dataset` is better than `parquet`. `featuremill export` writes
-    any of them later."""
+    """Files that merge writes to `results/<run>/`, described in docs/outputs.md. For more than some
+    million records, `parquet_dataset` is better than `parquet`. `featuremill export` writes any of
+    them later."""
     order: RowOrder = "auto"
-    """The order of the rows of results: that of the `input`, or by `shard`, which jobs side by side
-    write as many files and an index of ids. `auto` is `input` up to some million records; see
+    """The order of the rows of results: that of the `input`, or by `shard`, with several files that
+    jobs write in parallel and an index of ids. `auto` is `input` up to some million records; see
     docs/large-runs.md."""
     labels: Labels = Labels()
     max_failed: int = Field(default=0, ge=0, strict=True)
-    """Merge stops with an error when more records than this failed."""
+    """Merge stops with an error if more records failed."""
     keep: Literal["all", "parts", "results"] = "all"
-    """What is left on disk in the end: `parts` removes what an edit of the input does not need,
-    `results` also what the results were made of, so that the next change computes it all again.
-    `featuremill clean` does the same at any time."""
+    """Files to keep after the run: `parts` removes what an edit of the input does not need,
+    `results` also the parts, so that the next change computes all of them again. `featuremill
+    clean` does the same at any time."""
 
     _one_output = field_validator("outputs", mode="before")(_one_or_many)
     _no_output_twice = field_validator("outputs")(_no_repeats)
@@ -229,12 +229,12 @@ class Features(Section):
 
 
 class Config(Features, Records):
-    """A run: which records go in, what is computed of them, and what is written."""
+    """A run: its records, the features to compute, and the files to write."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a config stands, for messages; it is no part of what the config says."""
+    """The positions of a config's keys, for messages; two configs are compared without it."""
 
     source: str = field(default="config", compare=False)
     """The name of the config in messages."""
@@ -242,20 +242,19 @@ class Origin:
     """The position of each key."""
 
     def at(self, *key: str) -> str:
-        """Return the position of `key`, or of the nearest key around it with a known position."""
+        """Return the position of `key`, or of its nearest parent with a known position."""
         around = (key[:length] for length in range(len(key), 0, -1))
         return next((self.places[outer] for outer in around if outer in self.places), self.source)
 
 
 class Run(Config):
-    """One set of features of a config, resolved: made once, and handed on from there. The options
-    are those of the workload, with its defaults."""
+    """One set of features of a config, with the workload's typed options and their defaults."""
 
     options: SerializeAsAny[WorkloadOptions]  # type: ignore[assignment]
     folder: str = Field(exclude=True)
-    """Its folder: results/<run>, or where that is below the prefix of a module."""
+    """The run's folder: results/<run>, below the prefix of a module."""
     weights_json: str = Field(default="", exclude=True)
-    """The file about its weights, weights/<name>.json or where that is; "" if it needs none."""
+    """The path of weights/<name>.json; "" if the run needs no weights."""
     origin: SkipValidation[Origin] = Field(default_factory=Origin, exclude=True, repr=False)
 
     @property
@@ -264,7 +263,7 @@ class Run(Config):
 
     @property
     def options_given(self) -> dict[str, Any]:
-        """The options as JSON has them."""
+        """The options as JSON values."""
         return self.options.model_dump(mode="json")
 
     @property
@@ -274,24 +273,23 @@ class Run(Config):
 
     @property
     def model_key(self) -> tuple[str, ...]:
-        """The key of the config that names the model: that of the option with this value."""
+        """The key of the option that names the model, or else `workload`."""
         keys = (("options", key) for key, value in self.options_given.items())
         model = self.model
         return next((key for key in keys if self.options_given[key[1]] == model), ("workload",))
 
     @property
     def files(self) -> list[str]:
-        """Every file that the records come from; a sheet of samples comes first, and alone where a
-        step is still to make it.
+        """All input files; a sheet of samples comes first, or alone if a step has yet to write it.
 
         Raises:
-            UserError: when the sheet cannot be read.
+            UserError: if the sheet cannot be read.
         """
         return files_named(self.inputs, self.samples)
 
     @property
     def named(self) -> tuple[str, ...]:
-        """What says where the records are: the inputs, or the sheet of samples alone."""
+        """The inputs in the config, or the sheet of samples alone."""
         return (self.samples,) if self.samples else self.inputs
 
     @property
@@ -303,18 +301,18 @@ class Run(Config):
         return [*map(Path, self.files[1:] if self.samples else self.files)]
 
     def reading(self, named: Sequence[str]) -> Run:
-        """Return the run with other inputs or, of samples, another sheet."""
+        """Return the run with other inputs or another sheet of samples."""
         update = {"samples": named[0]} if self.samples else {"inputs": tuple(named)}
         return self.model_copy(update=update)
 
     @property
     def id_columns(self) -> IdColumns:
-        """How ids of its records look when they are written."""
+        """The columns of ids in results."""
         return IdColumns.of_sheet(self.samples)
 
     @property
     def paths_of_options(self) -> dict[str, str]:
-        """The files and folders that options name, by the option's name."""
+        """The paths of files and folders in options, by the option's name."""
         return option_files.paths_of(self.options)
 
 
@@ -325,12 +323,11 @@ def validate(
     has_options: bool = True,
     besides: Collection[str] = (),
 ) -> Run:
-    """Return the run that a config without `features:` asks for; raise UserError naming each wrong
-    key and the nearest valid one.
+    """Return the run of a config without `features:`; raise UserError that names each wrong key and
+    the nearest valid one.
 
-    `places` say in the messages where in `raw` a key stands, and `source` does for all others.
-    Without `has_options`, they are still to be filled in and not looked at. `besides` are keys of a
-    project that a typo may have meant.
+    Messages have the position of a key from `places`, or else `source`. Without `has_options`, the
+    options are not validated. `besides` are keys of a project, to suggest for typos.
     """
     origin = Origin(source, places or {})
     refuse_impossible(raw, origin)
@@ -367,14 +364,14 @@ def validate(
 
 
 def refuse_impossible(raw: Mapping[str, Any], origin: Origin) -> None:
-    """Refuse values that no setting can mean and that paths, JSON or a shell could not carry."""
+    """Raise UserError for values that paths, JSON or a shell cannot represent."""
     for path in ((), ("options",), ("shards",), ("labels",)):
         section = raw.get(path[0]) if path else raw
         for key, value in section.items() if isinstance(section, Mapping) else ():
             for single in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(single, int) and single.bit_length() > 63:
                     problem = "this number is larger than anything it could mean"
-                elif isinstance(single, str) and UNSPEAKABLE.search(single):
+                elif isinstance(single, str) and CONTROL.search(single):
                     problem = f"{single[:60]!r} holds a line break or another control character"
                 else:
                     continue
@@ -385,9 +382,9 @@ def refuse_impossible(raw: Mapping[str, Any], origin: Origin) -> None:
 
 
 def read(path: Path, has_weights: bool = False) -> Run:
-    """Return the run that the YAML file `path` asks for.
+    """Return the run of the YAML file `path`.
 
-    A checkpoint that it names has to be there unless the run `has_weights`, made of it before.
+    The checkpoint that it names must exist, unless the run `has_weights` converted before.
     """
     raw, places = load(path)
     run = validate(raw, str(path), places)
@@ -397,7 +394,7 @@ def read(path: Path, has_weights: bool = False) -> Run:
 
 
 def refuse_missing(run: Run, has_weights: bool = False) -> None:
-    """Refuse files of options, and a checkpoint that was not converted, that are not there."""
+    """Raise UserError if a file of an option, or an unconverted checkpoint, is missing."""
     for name in run.paths_of_options:
         try:
             option_files.refuse_missing(run.options, name)
@@ -409,11 +406,11 @@ def refuse_missing(run: Run, has_weights: bool = False) -> None:
 
 
 def read_run(folder: Results) -> Run:
-    """Return the run that run.json in its folder asks for.
+    """Return the run in run.json of its folder.
 
     Raises:
-        UserError: when there is none, or a newer featuremill wrote it.
-        IntegrityError: when it is not what was written.
+        UserError: if there is none, or a newer featuremill wrote it.
+        IntegrityError: if the file is damaged.
     """
     try:
         file = RunFile.read(folder.run)
@@ -427,18 +424,18 @@ def read_run(folder: Results) -> Run:
 
 
 def find_run(folder: Results) -> Run | None:
-    """Return the run that run.json in its folder asks for; None where that cannot be read."""
+    """Return the run in run.json of its folder; None if that cannot be read."""
     with contextlib.suppress(UserError, IntegrityError):
         return read_run(folder)
     return None
 
 
 def files_named(inputs: Iterable[str], sheet: str) -> list[str]:
-    """Return the `inputs` or, where there is a sheet of samples, that and the files in it; the
-    sheet alone where a step is still to make it.
+    """Return the `inputs` or, with a sheet of samples, the sheet and the files in it; the sheet
+    alone if a step has yet to write it.
 
     Raises:
-        UserError: when the sheet cannot be read.
+        UserError: if the sheet cannot be read.
     """
     if not sheet:
         return list(inputs)
@@ -451,7 +448,7 @@ def files_named(inputs: Iterable[str], sheet: str) -> list[str]:
 
 @contextlib.contextmanager
 def _at_the_model(run: Run) -> Iterator[None]:
-    """Put before what is wrong with a model where the config names it."""
+    """Add the position of the model in the config to a UserError of the block."""
     try:
         yield
     except UserError as error:
@@ -460,7 +457,7 @@ def _at_the_model(run: Run) -> Iterator[None]:
 
 
 def refuse_input(path: Path) -> None:
-    """Refuse a file of sequences where the config of a run is asked for."""
+    """Raise UserError if the file in place of a config is a file of records."""
     if kind := evident_format(path):
         raise UserError(
             f"{path}: this is no config but {kind}; featuremill init {shlex.quote(str(path))} "
@@ -469,8 +466,8 @@ def refuse_input(path: Path) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], Places]:
-    """Return what the YAML file `path` says, not validated, and where each key stands. Of a run's
-    folder it is the config of its last start."""
+    """Return the content of the YAML file `path`, not validated, and the position of each key. For
+    a run's folder, read the config of its last start."""
     if path.is_dir():
         path = run_lock.config_of(path)
     try:
@@ -489,7 +486,7 @@ def load(path: Path) -> tuple[dict[str, Any], Places]:
 
 
 def refuse_patterns(run: Run) -> None:
-    """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
+    """Raise UserError for names that Snakemake would read as wildcards, as it has no escape."""
     names: dict[str, Iterable[Any]] = {
         run.key_of_named: run.files,
         "options": run.options_given.values(),
@@ -505,7 +502,7 @@ def refuse_patterns(run: Run) -> None:
 
 
 def check_outputs(run: Run) -> None:
-    """Refuse an output that would stay empty: better now than when everything is computed."""
+    """Raise UserError for an output that would be empty, before anything is computed."""
     if problem := why_not_in_order(run.order, run.outputs):
         raise UserError(f"{run.origin.at('order')}: order: {problem}.")
     delivered = run.options.delivers()
@@ -520,7 +517,7 @@ def check_outputs(run: Run) -> None:
 
 
 def without_effect(run: Run) -> list[str]:
-    """Return a sentence for each setting of `run` that changes nothing."""
+    """Return a sentence for each setting of `run` without effect."""
     sentences = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."
         for kind in sorted(run.options.delivers())
@@ -562,11 +559,11 @@ def checked(
 
 
 def sections() -> dict[str, str]:
-    """Return where a key belongs that somebody may have put on the top level."""
+    """Return, for keys that may be misplaced on the top level, where they belong."""
     options = {name for model in _options().values() for name in model.model_fields}
     hints = dict.fromkeys(options, "put it under 'options:'")
     hints |= dict.fromkeys(Labels.model_fields, "put it under 'labels:'")
-    # Where these may stand, somebody else has taken them out.
+    # The config of a project is validated without these.
     others = ("features", *finding.known())
     hints |= dict.fromkeys(others, "this command takes the config of one run, without it")
     hints[OLD_GPUS] = f"{GPUS_PER_JOB} is its name"
@@ -584,7 +581,7 @@ def _options() -> dict[str, type[WorkloadOptions]]:
 
 
 def _others(workload: str) -> dict[str, str]:
-    """Return where a key belongs that is no option of `workload`."""
+    """Return, for keys that are not options of `workload`, where they belong."""
     hints = dict.fromkeys(Config.model_fields, "it belongs to the top level, outside 'options:'")
     for other, model in _options().items():
         for name in model.model_fields:

@@ -1,4 +1,5 @@
-"""Writes what people read about the config and the environment, out of what checks them."""
+"""featuremill config-docs: write config/README.md, the JSON schema and docs/environment.md from the
+models that validate them."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the three files, or raise UserError where one is not up to date."""
+    """Write the three files, or with `--check` raise UserError if one is not up to date."""
     schema = json.dumps(run_schema(arguments.installed), indent=2, ensure_ascii=False) + "\n"
     texts: dict[Path, str] = {
         arguments.folder / "README.md": readme(arguments.installed),
@@ -114,8 +115,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def readme(installed: bool = False) -> str:
-    """Return the Markdown page on every key of a run, of steps and of featuremill's own workloads;
-    steps of other packages are there if all that are `installed` count."""
+    """Return the Markdown page on all keys of a run, of steps and of featuremill's own workloads;
+    `installed` adds the steps of other packages."""
     keys = _steps(installed)
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
     several = SEVERAL.replace("WORKLOAD", DEFAULT)
@@ -143,7 +144,7 @@ def _steps(installed: bool) -> list[str]:
 
 
 def environment_page() -> str:
-    """Return the Markdown page on every variable that is read or set."""
+    """Return the Markdown page on the environment variables that are read or set."""
     ours = (
         [f"`{setting}`", _default(setting), setting.meaning]
         for setting in environment.SETTINGS
@@ -176,8 +177,7 @@ def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def run_schema(installed: bool = False) -> Schema:
-    """Return the JSON schema of a run and of steps, as `readme` has them; which options are valid
-    depends on its workload."""
+    """Return the JSON schema of the keys in `readme`; the valid options depend on the workload."""
     schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
     of_set = Set.model_json_schema()
@@ -212,7 +212,7 @@ def run_schema(installed: bool = False) -> Schema:
 
 
 def _table(model: type[BaseModel], besides: type[BaseModel] = BaseModel) -> Iterator[str]:
-    """Yield a table of the fields of `model`, without those that `besides` has."""
+    """Yield a table of the fields of `model`, without those of `besides`."""
     schema = model.model_json_schema()
     for name in besides.model_fields:
         schema["properties"].pop(name, None)
@@ -220,7 +220,7 @@ def _table(model: type[BaseModel], besides: type[BaseModel] = BaseModel) -> Iter
 
 
 def _rows_of_set() -> Iterator[str]:
-    """Yield the lines on what a set of features has besides the keys of a run."""
+    """Yield the lines of the keys that only a set of features has."""
     schema = Set.model_json_schema()
     names = Set.model_fields.keys() - Features.model_fields
     own = {name: schema["properties"][name] for name in names}

@@ -1,4 +1,4 @@
-"""What is wrong with a config, in words: knows models and YAML, not what the settings mean."""
+"""Describe the errors of a config, from pydantic's and YAML's errors, in sentences."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 from featuremill.base.text import one_line, plain
 
 MAX_PROBLEMS = 20
-"""Wrong keys that are told one by one."""
+"""Largest number of wrong keys in a message."""
 _brief = reprlib.Repr()
-"""`repr` that ends: aliases can unfold a value into more than fits any memory."""
+"""`repr` of limited size: aliases can expand a value beyond any memory."""
 _brief.maxlevel = 3
 _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = 20
 _brief.maxstring = _brief.maxother = 80
@@ -40,7 +40,7 @@ KINDS = {
 
 
 def kind_of(schema: Schema, definitions: Mapping[str, Schema]) -> str:
-    """Return in words which values `schema` allows, as in "a whole number of at least 1"."""
+    """Describe the values that `schema` allows, such as "a whole number of at least 1"."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     if "const" in schema:
@@ -71,10 +71,10 @@ def explain(
     elsewhere: Mapping[str, str],
     besides: Collection[str] = (),
 ) -> dict[tuple[str, ...], str]:
-    """Return one sentence for each wrong key of a `model` that stands at `path` in the config.
+    """Return a sentence for each wrong key of a `model` at `path` in the config.
 
-    `elsewhere` says of keys that are valid in another place where that is; `besides` are valid on
-    the first level, and of another model.
+    `elsewhere` is advice for keys that belong to another section; `besides` are keys of another
+    model that are valid on the first level.
     """
     schema = model.model_json_schema()
     sentences: dict[tuple[str, ...], str] = {}
@@ -104,11 +104,11 @@ def explain(
 
 
 FORMER = "former"
-"""The schema's key for the former name of a config key, which is accepted."""
+"""The key in the schema for the former name of a config key, which is still accepted."""
 
 
 def name_of(key: tuple[str, ...]) -> str:
-    """Return what to call a key; it may be anything that YAML allows."""
+    """Return the name of a key in messages; YAML allows any text as key."""
     name = one_line(plain(".".join(key)))
     return name if len(name) <= 80 else f"{name[:77]}..."
 
@@ -118,7 +118,7 @@ def description_of(schema: Schema) -> str:
 
 
 def not_yaml(source: str, error: Exception) -> str:
-    """Return the sentence for a file that is no YAML."""
+    """Return the sentence for a file that is not valid YAML."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     line = f":{mark.line + 1}" if mark else ""
     what = problem or " ".join(str(error).split())
@@ -135,10 +135,10 @@ def not_yaml(source: str, error: Exception) -> str:
 def _locate(
     schema: Schema, loc: tuple[int | str, ...], *, takes_former: bool
 ) -> tuple[tuple[str, ...], Schema]:
-    """Return the key that `loc` means and its schema: of its parent, where there is no such key, or
-    where it is a former name that is not taken.
+    """Return the key at pydantic's location `loc` and its schema, or that of its parent if the key
+    is unknown or a former name that is not accepted.
 
-    pydantic's locations go on into the branches of unions; those are not keys.
+    Locations contain the branches of unions, which are not keys.
     """
     key: list[str] = []
     part = schema

@@ -1,7 +1,5 @@
-"""The products of a run (plan, results, report), and the keys of the config that each depends on.
-
-Whether their input files have changed is in `status.sources`.
-"""
+"""The products of a run (plan, results, report), the keys of the config that each depends on, and
+the changes of these keys. Changes of input files are in `status.sources`."""
 
 from __future__ import annotations
 
@@ -29,25 +27,26 @@ WITHOUT_EFFECT = {
     "merge": {"labels", "keep"},
     "report": {"keep"},
 }
-"""By command, keys of a config that do not affect its outputs: an edit does not rerun it."""
+"""Keys of a config that do not affect the outputs of a command, so that an edit does not rerun
+it."""
 
 
 def counted(config: Run, verb: str) -> dict[str, Any]:
-    """Return the part of a config whose edit reruns a command; Snakemake records it as a parameter,
-    so that another form would rerun finished runs."""
-    counts = config.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
-    if not counts["samples"]:  # as before this key existed
-        del counts["samples"]
-    if counts.get("order") == "auto":
-        del counts["order"]
+    """Return the part of a config whose edit reruns a command. Snakemake records it as a parameter,
+    so another representation would rerun finished runs."""
+    values = config.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
+    if not values["samples"]:  # as in runs from before this key
+        del values["samples"]
+    if values.get("order") == "auto":
+        del values["order"]
     if verb == "plan" and (stores := shared.layers(config.store)):
-        counts["store"] = list(map(str, stores))
-    return counts
+        values["store"] = list(map(str, stores))
+    return values
 
 
 def planned(config: Run, root: Path) -> Product:
-    """Return the plan in the run's folder `root`, with the keys that decide the shards and how they
-    are computed. `changes_since` compares the keys that decide the values."""
+    """Return the plan in the run's folder `root`, with the keys that determine shards and how they
+    are computed. `changes_since` compares the keys that determine values."""
     kind = type(config.options)
     options = {*execution_of(kind)} - {*option_files.kinds_of(kind)}
     keys = {"shards", "device", "gpus"}
@@ -72,7 +71,7 @@ def reported(config: Run, root: Path) -> Product:
 
 
 class Outdated(NamedTuple):
-    """The keys of the config that differ from those that the plan and the results are of."""
+    """The keys of the config that differ from those of the plan and of the results."""
 
     plan: Sequence[Change]
     results: Sequence[Change]
@@ -90,7 +89,7 @@ def outdated(config: Run, root: Path, plan: Plan, folder: Path = Path()) -> Outd
 
 def changes_of_report(config: Run, root: Path, folder: Path) -> Sequence[Change]:
     """Return how the labels of the `config`, whose paths are relative to `folder`, differ from
-    those of the report in `root`: by key, or by another content of their table."""
+    those of the report in `root`: in a key, or in the content of their table."""
     changes, others = reported(config, root).differences(folder)
     return changes or [Change("labels.file", "a table", "another one")] * bool(others)
 
@@ -103,7 +102,7 @@ def _product(
 
 
 def _listed_in_manifest(config: Run, folder: Results) -> State:
-    """Return the keys of the config that manifest.json lists, with their values."""
+    """Return the state in manifest.json: the keys of the config that it lists, and their values."""
     delivery, plan = folder.find_delivery(), folder.find_plan()
     if delivery is None or plan is None:
         return state.stated({})
@@ -115,16 +114,16 @@ def _listed_in_manifest(config: Run, folder: Results) -> State:
 
 
 def options_of_values(config: Run) -> dict[str, Any]:
-    """Return the options that decide the values or the records, without paths, as the config has
-    them: "auto" is not resolved."""
+    """Return the options that determine values or records, without paths and with "auto" not
+    resolved."""
     left_out = {*execution_of(type(config.options)) - TableOptions.EXECUTION}
     options: dict[str, Any] = config.options.model_dump(mode="json", exclude=left_out)
     return options
 
 
 def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change]:
-    """Return the keys that decide the values, and that differ between the plan and the `config`,
-    whose paths are relative to `folder`."""
+    """Return the keys that determine values and differ between the plan and the `config`, whose
+    paths are relative to `folder`."""
     changes = []
     now = list(dict.fromkeys(config.named))
     planned = [entry.path for entry in plan.inputs][: 1 if config.samples else None]
@@ -145,7 +144,7 @@ def _changed_options(plan: Plan, options: Mapping[str, Any]) -> list[Change]:
 
 
 def _changed_files(plan: Plan, config: Run, folder: Path) -> list[Change]:
-    """Return the options that name another file than the planned one, unless it is a copy."""
+    """Return the options that name another file than in the plan, unless it is a copy."""
     now = config.paths_of_options
     changes = []
     for name in dict.fromkeys([*plan.settings.files, *now]):

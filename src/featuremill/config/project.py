@@ -1,5 +1,4 @@
-"""One YAML is one project: its records, the features that are computed of them, in one set or in
-several, and what steps make before and after."""
+"""The config of a project, one YAML file: records, one or several sets of features, and steps."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from featuremill.workload.recipe import ahead_of
 FEATURES = "features"
 """The key with several sets of features; without it a config is one run."""
 OF = "of"
-"""The key that says which of the records that a step makes."""
+"""The key that selects one of the kinds of records that a step makes."""
 
 
 def _name(name: str) -> str:
@@ -38,12 +37,12 @@ class Set(Features):
     """One of several sets of features."""
 
     of: str | None = None
-    """Which records, where a step makes several kinds of the inputs, such as the nucleotides of
-    `translate`. If not given, those that the set is called by, or else the first kind."""
+    """Which records, if a step makes several kinds of them, such as the nucleotides of `translate`.
+    If not given, the kind with the name of the set, or else the first kind."""
 
 
 class Several(Records):
-    """Records, and several sets of features of them."""
+    """The keys of a project with several sets of features of the same records."""
 
     features: dict[Annotated[str, AfterValidator(_name)], Set] = Field(min_length=1)
     """Sets of features by name, each with the keys of a run but for `run`, `inputs` and `store`;
@@ -51,12 +50,12 @@ class Several(Records):
 
 
 class ProjectConfig(NamedTuple):
-    """A config, resolved: its runs, and what it asks of steps."""
+    """A validated config: its runs, and the sections of its steps."""
 
     name: str
-    """The config's `run`."""
+    """The value of the key `run`."""
     inputs: tuple[str, ...]
-    """The files with its records; of a sheet of samples, the sheet alone."""
+    """The inputs in the config, or the sheet of samples alone."""
     runs: Mapping[str, Run]
     """The runs by their folder below results/: <run>, or <run>/<name> for each set of several."""
     sections: Mapping[str, Any]
@@ -68,17 +67,17 @@ class ProjectConfig(NamedTuple):
 
     @property
     def folders(self) -> list[Path]:
-        """The folder of each run, seen from where Snakemake runs."""
+        """The folder of each run, relative to Snakemake's working directory."""
         return [Path("results") / name for name in self.runs]
 
     @property
     def files(self) -> list[str]:
-        """Every file that its records come from; a sheet of samples comes first."""
+        """All input files; a sheet of samples comes first."""
         return configs.files_named(self.inputs, self.samples)
 
     @property
     def rules(self) -> list[str]:
-        """The files with the steps' rules."""
+        """The rule files of the steps."""
         return [str(step_of(key).RULES) for key in self.sections]
 
     @property
@@ -93,7 +92,7 @@ class ProjectConfig(NamedTuple):
 
     @property
     def products_around(self) -> tuple[list[step.Product], list[step.Product]]:
-        """What they make before features, and what they make of them."""
+        """The products of steps that are inputs of features, and the products made of features."""
         before, after = list[step.Product](), list[step.Product]()
         makers = _makers(self.sections)
         for key, section in self.sections.items():
@@ -105,27 +104,24 @@ class ProjectConfig(NamedTuple):
 def validate(
     raw: Mapping[str, Any], source: str = "config", places: Places | None = None
 ) -> ProjectConfig:
-    """Return the validated project; raise UserError naming each wrong key and the nearest valid
+    """Return the validated project; raise UserError that names each wrong key and the nearest valid
     one, as `featuremill.config.validate` does."""
     origin = Origin(source, places or {})
-    asked_of_steps = {
+    raw_sections = {
         key: {} if raw[key] is None else raw[key] for key in finding.known() if key in raw
     }
-    model = finding.sections(list(asked_of_steps))
-    checked = configs.checked(model, asked_of_steps, (), dict, origin)
-    checked_sections = {key: getattr(checked, key) for key in asked_of_steps}
-    sections = {
-        key: section for key, section in checked_sections.items() if section
-    }  # none of no names
-    features = {key: value for key, value in raw.items() if key not in asked_of_steps}
+    model = finding.sections(list(raw_sections))
+    checked = configs.checked(model, raw_sections, (), dict, origin)
+    # A section without an entry is left out.
+    sections = {key: section for key in raw_sections if (section := getattr(checked, key))}
+    features = {key: value for key, value in raw.items() if key not in raw_sections}
     project = _with_runs(features, origin, sections)
     _refuse_problems(project)
     return project
 
 
 def problems_of_files(project: ProjectConfig) -> Iterator[str]:
-    """Yield what files that are there would make a step's job refuse, and where the config asks for
-    it."""
+    """Yield the problems that steps find in existing files, with the position in the config."""
     runs = {name.rpartition("/")[2]: run for name, run in project.runs.items()}
 
     def ahead(name: str) -> step.Ahead | None:
@@ -141,13 +137,12 @@ def problems_of_files(project: ProjectConfig) -> Iterator[str]:
 
 
 def checks_records(project: ProjectConfig) -> bool:
-    """Return whether a step checks the records once they are planned."""
+    """Return whether a step checks planned records."""
     return any(isinstance(step_of(key), ChecksRecords) for key in project.sections)
 
 
 def problems_of_records(project: ProjectConfig) -> Iterator[str]:
-    """Yield what the planned records would make a step's job refuse, and where the config asks for
-    it."""
+    """Yield the problems that steps find in planned records, with the position in the config."""
     for key, section in project.sections.items():
         if isinstance(checker := step_of(key), ChecksRecords):
             yield from _sentences(
@@ -156,7 +151,7 @@ def problems_of_records(project: ProjectConfig) -> Iterator[str]:
 
 
 def _refuse_problems(project: ProjectConfig) -> None:
-    """Refuse what steps find wrong with what is asked of them."""
+    """Raise UserError with the problems that steps find in their sections."""
     sentences = [
         sentence
         for key, section in project.sections.items()
@@ -199,14 +194,13 @@ def _with_runs(
 
 
 def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any], Origin]]:
-    """Return the config of each set of features with its origin; without `features:` the config
-    itself."""
+    """Return the config and origin of each set of features, or the config without `features:`."""
     if FEATURES not in raw:
         return [(raw, origin)]
     configs.refuse_impossible(raw, origin)
     raw_sets = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
     sets = {str(name): {} if keys is None else keys for name, keys in raw_sets.items()}
-    # What stands in a set is looked at below, as that of a run.
+    # The content of a set is validated later, as that of a run.
     names = {name: {} if isinstance(keys, Mapping) else keys for name, keys in sets.items()}
     checked = {**raw, FEATURES: names or raw[FEATURES]}
     whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
@@ -225,13 +219,13 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
 
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
-    """Return the steps that make other records of the inputs, by their keys."""
+    """Return the steps that make records from the inputs, by their keys."""
     steps = {key: step_of(key) for key in sections}
     return {key: maker for key, maker in steps.items() if isinstance(maker, MakesRecords)}
 
 
 def _records(project: step.Project) -> dict[str, str]:
-    """Return the files of what steps make of the inputs, by what it is."""
+    """Return the files of records that steps make from the inputs, by kind."""
     return {
         kind: file
         for key, maker in _makers(project.sections).items()
@@ -240,7 +234,7 @@ def _records(project: step.Project) -> dict[str, str]:
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
-    """Return the file of records that the key `of` of a set of features names."""
+    """Return the file of records that the key `of` of a set selects."""
     if kind is None:
         return files.get(run.run.rpartition("/")[2], next(iter(files.values())))
     if str(kind) not in files:
@@ -251,9 +245,8 @@ def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
 
 
 def records_now(project: ProjectConfig, folder: Path) -> dict[str, list[Path]]:
-    """Return the files of records of each run. Files that steps make of the inputs are written to
-    `folder` if they do not exist yet; of samples, that is a sheet. A run that reads the inputs has
-    none."""
+    """Return the files of records (or the sheet) that steps make for each run; write them to
+    `folder` if they do not exist yet. A run that reads the inputs has none."""
     for_steps = project.for_steps
     now = {
         file: file_now
@@ -271,8 +264,8 @@ def records_now(project: ProjectConfig, folder: Path) -> dict[str, list[Path]]:
 
 
 def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
-    """Return what to type to have proteins made of nucleotides, and the file of these; None where
-    no step does that."""
+    """Return the command that translates nucleotides, and the file of proteins that it writes; None
+    if no step does that."""
     steps = (step_of(key) for key in finding.built_in())
     return next(filter(None, (step.optional(each, "proteins_of")(paths) for each in steps)), None)
 
@@ -301,14 +294,13 @@ def _refuse_path(run: str, origin: Origin) -> None:
 
 
 def _elsewhere() -> dict[str, str]:
-    """Return where a key belongs that somebody may have put beside `features`."""
+    """Return, for keys that may be misplaced beside `features`, where they belong."""
     hints = dict.fromkeys(Features.model_fields, f"put it into each set below '{FEATURES}:'")
     return configs.sections() | hints
 
 
 def read(path: Path) -> ProjectConfig:
-    """Return the validated project in the YAML file `path`, whose options name files that are
-    there."""
+    """Return the validated project in the YAML file `path`; the files of its options exist."""
     raw, places = configs.load(path)
     project = validate(raw, str(path), places)
     for run in project.runs.values():
@@ -318,11 +310,11 @@ def read(path: Path) -> ProjectConfig:
 
 
 def read_one(path: Path, name: str | None = None) -> Run:
-    """Return the run of the set of features called `name` in the YAML file `path`; without a
-    name, of the only one.
+    """Return the run of the set of features called `name` in the YAML file `path`, or of its only
+    set without a name.
 
     Raises:
-        UserError: as `read` does, and where there is none of that name, or several and no name.
+        UserError: as `read` does; or if there is no such set, or several sets and no name.
     """
     runs = {folder.rpartition("/")[2]: run for folder, run in read(path).runs.items()}
     if name is None and len(runs) == 1:

@@ -1,4 +1,4 @@
-"""Which runs somebody means, by the folder of one or by a config."""
+"""The runs of a command's argument, which is the folder of a run or a config."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Runs(NamedTuple):
     path: Path
     """The path that was typed: of a folder, or of a config."""
     folders: list[Path]
-    """results/<run>, or results/<run>/<name>, of each."""
+    """The folder of each run: results/<run>, or results/<run>/<name>."""
     steps: Sequence[Product] = ()
-    """The products of steps, those that features are computed of first."""
+    """The products of steps; those that are inputs of features come first."""
     num_before: int = 0
-    """How many of these come before."""
+    """Number of products of steps that are inputs of features."""
     configs: Sequence[Run] = ()
-    """The config of each run; empty if a folder was named."""
+    """The config of each run; empty if a folder was typed."""
 
     @property
     def names(self) -> list[str]:
@@ -35,11 +35,11 @@ class Runs(NamedTuple):
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one run and nothing around it."""
+        """Whether there is one run and no step."""
         return not self.steps and len(self.folders) == 1
 
     def again(self, forced: Sequence[str] = ()) -> str:
-        """Return what computes all of them, or goes on with it; `forced` is as in
+        """Return the command that computes or continues all runs; `forced` as in
         `command_line.again`."""
         known = next(filter(run_lock.read, self.folders), None)
         if known or self.path.is_dir() or self.path in self.folders:
@@ -48,10 +48,10 @@ class Runs(NamedTuple):
 
 
 def named(typed: Path) -> Runs:
-    """Return the runs that the path names, whether or not they have started.
+    """Return the runs of the `typed` path, started or not.
 
     Raises:
-        UserError: when it is a file that is no config, or would be a config and is not there.
+        UserError: if it is a missing config, or a file that is not a config.
     """
     if typed.suffix in (".yaml", ".yml") and not typed.exists():
         raise UserError(f"{typed}: there is no such config; check the path, or name results/<run>.")
@@ -69,7 +69,7 @@ def named(typed: Path) -> Runs:
     if any(map(Path.exists, config.folders)) or not any(map(Path.exists, elsewhere)):
         before, after = config.products_around
         return Runs(typed, config.folders, [*before, *after], len(before), runs)
-    if config.sections:  # a step knows its files as they are called there
+    if config.sections:  # steps have paths relative to that folder
         raise UserError(
             f"{typed}: its results are below {typed.parent}, not here; type: "
             f"cd {shlex.quote(str(typed.parent))} and then the same with {typed.name}."
@@ -81,7 +81,7 @@ def only_folder(typed: Path) -> Path:
     """Return the folder of the only run of the config `typed`.
 
     Raises:
-        UserError: it is no config, or it has several sets of features.
+        UserError: if it is not a config, or it has several sets of features.
     """
     folders = named(typed).folders
     if len(folders) > 1:

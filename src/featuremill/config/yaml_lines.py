@@ -1,4 +1,4 @@
-"""A config file's YAML: what it says, and in which line each key stands."""
+"""Read the YAML of a config file, with the line of each key."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from featuremill.base.errors import UserError
 from featuremill.config import problems
 
 MAX_VALUES = 10_000
-"""Values that aliases may add to a config file; an honest one has none."""
+"""Largest number of values that aliases may add; real configs have none."""
 Places = Mapping[tuple[str, ...], str]
-"""File and line of each key in YAML, by the path that leads to it."""
+"""The file and line of each key in YAML, by the path of the key."""
 
 
 def load(source: str, text: str) -> tuple[dict[str, Any], Places]:
-    """Return the mapping that the YAML `text` holds, and the places of its keys."""
+    """Return the mapping in the YAML `text`, and the position of each key."""
     try:
         document = yaml.compose(text, yaml.SafeLoader)
         written: dict[int, float] = {}
@@ -34,7 +34,7 @@ def load(source: str, text: str) -> tuple[dict[str, Any], Places]:
         ) from None
     except UserError:
         raise
-    except Exception as error:  # what stands behind a tag such as !!bool may raise anything
+    except Exception as error:  # a value after a tag such as !!bool may raise any exception
         raise UserError(problems.not_yaml(source, error)) from None
     if document is None or not isinstance(raw, dict):
         raise UserError(
@@ -45,9 +45,9 @@ def load(source: str, text: str) -> tuple[dict[str, Any], Places]:
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Return how many values `node` stands for once its aliases are unfolded."""
+    """Return the number of values in `node` with its aliases expanded."""
     if id(node) not in known:
-        known[id(node)] = math.inf  # for whoever comes back here before it is known
+        known[id(node)] = math.inf  # for an alias that contains itself
         inside: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             inside = [part for pair in node.value for part in pair]
@@ -58,7 +58,7 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def _lines(source: str, document: yaml.Node) -> dict[tuple[str, ...], int]:
-    """Return the line of every key in the YAML `document`; refuse a key that is there twice."""
+    """Return the line of each key in the YAML `document`; raise UserError for a repeated key."""
     lines: dict[tuple[str, ...], int] = {}
     for key, line in _keys(document, ()):
         if key in lines:
@@ -71,7 +71,7 @@ def _lines(source: str, document: yaml.Node) -> dict[tuple[str, ...], int]:
 
 
 def _keys(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield every key of the YAML mapping `node`, nested ones too, with its line."""
+    """Yield each key of the YAML mapping `node`, including nested keys, with its line."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield (*path, str(key.value)), key.start_mark.line + 1

@@ -1,1 +1,1 @@
-"""Will this machine do, and are its numbers right."""
+"""The command `featuremill doctor`: check whether a machine or a Slurm cluster is ready."""

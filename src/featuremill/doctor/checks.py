@@ -1,5 +1,4 @@
-"""The table of findings: what is wrong with this machine, and what to do. docs/json.md lists the
-codes."""
+"""Check the findings for issues, with messages and remedies (codes: docs/json.md)."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ MIN_DISK_GB, LITTLE_DISK_GB = 0.2, 10.0
 
 
 class Issue(NamedTuple):
-    """Something that prevents a run (error), costs something (warning) or informs (note)."""
+    """An issue that prevents a run (error), has a cost (warning) or is informative (note)."""
 
     severity: Severity
     code: str
     what: str
     remedy: str
     gpu: str | None = None
-    """UUID, if it is about one GPU."""
+    """The UUID of the GPU, if the issue is about one."""
 
 
 PYTORCH = "take the command for your CUDA from pytorch.org/get-started"
@@ -101,13 +100,13 @@ TABLE: dict[str, tuple[str, Severity, str, str]] = {
         "{folder} is on {kind}, so jobs on other nodes would not find the run.",
         "Start the run in a folder that every node sees (home, project or scratch)."),
 }  # fmt: skip
-"""Code, severity, sentence and remedy; the words in braces are filled in."""
+"""Code, severity, message and remedy by row; `issue` formats the fields in braces."""
 
 
 def issue(
     row: str, severity: Severity | None = None, gpu: Gpu | None = None, **words: Any
 ) -> Issue:
-    """Return the issue of a row of the table; `severity` replaces that of the row."""
+    """Return the issue of a row of TABLE; `severity` overrides that of the row."""
     code, usual, what, remedy = TABLE[row]
     if gpu:
         words |= {"gpu": gpu.device.label, "id": gpu.device.number}
@@ -116,7 +115,7 @@ def issue(
 
 
 def by_severity(issues: Iterable[Issue]) -> list[Issue]:
-    """Return errors, then warnings, then notes."""
+    """Return the issues sorted: errors, warnings, notes."""
     return sorted(issues, key=lambda each: get_args(Severity).index(each.severity))
 
 
@@ -148,7 +147,7 @@ def _torch(findings: Findings) -> Iterator[Issue]:
 
 
 def _fallbacks(findings: Findings) -> Iterator[Issue]:
-    """Yield the fallbacks, each once with all devices that it concerns."""
+    """Yield an issue for each fallback, with all devices that use it."""
     labels = {gpu.uuid: f"{gpu.device.label}: " for gpu in findings.gpus}
     whys = dict.fromkeys(why for trial in findings.trials.values() for why in trial.why)
     for why in whys:
@@ -186,19 +185,19 @@ def _files(findings: Findings) -> Iterator[Issue]:
 
 
 def _too_large(findings: Findings) -> Iterator[Issue]:
-    """Yield the issue of a model that no device holds."""
+    """Yield an issue if the model does not fit on any device."""
     tried = [gpu.device for gpu in findings.accessible] or [findings.cpu]
     largest = max(tried, key=lambda device: device.memory_mb)
-    is_held = largest.memory_mb >= findings.need_mb(largest.uuid)
-    if findings.needs and largest.uuid in findings.trials and not is_held:
+    fits = largest.memory_mb >= findings.need_mb(largest.uuid)
+    if findings.needs and largest.uuid in findings.trials and not fits:
         where = "is free for the CPU" if largest.kind == "cpu" else "is what the largest GPU has"
         size, needed = gigabytes(largest.memory_mb), findings.needed(largest.uuid)
         yield issue("too large", needed=needed, largest=size, where=where)
 
 
 def _gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
-    """Yield the issues of one GPU, without those of all, such as a torch without CUDA."""
-    # A GPU that works, or will be free when its user is done, lets a run start.
+    """Yield the issues of one GPU; not those of all GPUs, such as a torch without CUDA."""
+    # A run can start if some GPU works, or is only in use.
     can_start = any(findings.is_accessible(each) or each.busy_by for each in findings.gpus)
     severity: Severity = "warning" if can_start else "error"
     trial = findings.trials.get(gpu.uuid)
@@ -206,8 +205,8 @@ def _gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
         yield issue("problem", severity, gpu, problem=gpu.problem)
     if trial is None:
         return
-    is_of_all = trial.is_missing or (trial.torch and not trial.cuda)
-    error = "" if is_of_all else trial.error.rstrip(".")
+    is_general = trial.is_missing or (trial.torch and not trial.cuda)
+    error = "" if is_general else trial.error.rstrip(".")
     if gpu.used_by or (error and gpu.leased_by):
         failure = f"; a test calculation on it failed: {error}" if error else ""
         yield issue("busy", gpu=gpu, by=gpu.busy_by, failure=failure)

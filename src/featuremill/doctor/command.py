@@ -1,6 +1,6 @@
-"""doctor: is this machine ready for a run, what prevents one, and how to run?
+"""`featuremill doctor`: report whether this machine is ready for a run, and how to fix it if not.
 
-Asks NVML and torch in child processes, so that a driver that hangs or crashes becomes an issue.
+NVML and torch are called in child processes, so that a driver that hangs or crashes is reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_READY = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--gpus", metavar="N", help="how many a run is to have: are they ready?")
+    parser.add_argument("--gpus", metavar="N", help="number of GPUs that must be ready")
     parser.add_argument("--devices", metavar="LIST", help=HELP_OF_DEVICES)
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument("--model", help="say where this model fits (a name or a path)")

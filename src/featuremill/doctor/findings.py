@@ -1,4 +1,4 @@
-"""The facts about this machine and about the run or model in question."""
+"""Collect the facts about this machine, and about the given run or model."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from featuremill.workload import (
 from featuremill.workload import weights as weights_command
 
 USUAL_MEMORY_MB = 2048
-"""Memory for a CUDA context and a middling model, where no model is named."""
+"""Assumed memory of a job (a CUDA context and a model of medium size) without a model."""
 
 
 class Need(NamedTuple):
-    """What a job needs on one device, as estimated."""
+    """The estimated needs of a job on one device."""
 
     memory_mb: int
     dtype: str
     batch_tokens: int
 
 
-class Wanted(NamedTuple):
-    """The run or model in question."""
+class Subject(NamedTuple):
+    """The run or model to check."""
 
     workload: str = DEFAULT
     options: Any = None
-    """Options of the workload; None without a model."""
+    """The options of the workload; None without a model."""
     costliest: int = 0
-    """Highest cost of a record of a planned run."""
+    """The highest cost of a record of a planned run."""
     gpus_per_job: int = 1
 
     def weights(self) -> Weights | None:
-        """Return the shape of the model, which may not be here yet.
+        """Return the metadata of the model, which may not be downloaded yet.
 
         Raises:
-            UserError: it is unknown, or the workload does not report the memory of its models.
+            UserError: the model is unknown, or the workload does not estimate the memory of models.
         """
         if self.options is None:
             return None
@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
         return workload.weights_ahead(self.options)
 
     def need(self, weights: Weights, device: Device) -> Need:
-        """Return what the model needs on `device` in batches of its options."""
+        """Return what the model needs on `device`, with batches as in a run."""
         workload = find_workload(self.workload)
         assert isinstance(workload, EstimatesMemory) and isinstance(workload, HasPrecisions)
         options = workload.resolve(self.options, device, weights)
@@ -75,53 +75,53 @@ class Wanted(NamedTuple):
         return Need(memory_mb, getattr(options, workload.PRECISION), batch_cost)
 
 
-def wanted(arguments: argparse.Namespace) -> Wanted:
-    """Return the run or model that the arguments name; by default none."""
+def subject_of(arguments: argparse.Namespace) -> Subject:
+    """Return the run or model of the arguments; by default, the workload without a model."""
     if arguments.config:
         if arguments.workload:
             raise UserError("--workload is of --model; leave it out, as the config names one.")
         run = project.read_one(arguments.config, arguments.set)
         plan = Results(arguments.results / run.run).find_plan()
         costliest = plan.lengths.costliest if plan else 0
-        return Wanted(run.workload, run.options, costliest, run.gpus)
+        return Subject(run.workload, run.options, costliest, run.gpus)
     name, model = arguments.workload or DEFAULT, arguments.model
     workload = find_workload(name)
     if not model or not isinstance(workload, EstimatesMemory):
-        return Wanted(name, model)  # `weights` refuses the second
+        return Subject(name, model)  # `weights` raises UserError if there is a model
     weights_command.refuse_missing(model, name)
     if isinstance(workload, AskedByModel):
-        return Wanted(name, workload.options_of_model(model))
+        return Subject(name, workload.options_of_model(model))
     alone = Origin("--model without --config")
     options = checked(workload.Options, {"model": model}, ("options",), dict, alone)
-    return Wanted(name, options)
+    return Subject(name, options)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All facts, before conclusions."""
+    """The facts that the checks use."""
 
     node: Node
     gpus: tuple[Gpu, ...]
-    """GPUs of --devices; by default all."""
+    """The GPUs of --devices; by default all."""
     is_chosen: bool
-    """Whether --devices was given."""
+    """Whether --devices or its environment variable was set."""
     trials: dict[str, Trial]
-    """Trials by UUID; of "cpu" where a run would take the CPU."""
+    """The trials by UUID; of "cpu" if a run would use the CPU."""
     cpu: Device
-    """The CPU, with the memory that is free."""
+    """The CPU, with its free memory."""
     results: Path
-    """Folder of results, which may not exist yet."""
-    subject: Wanted
+    """The folder of results, which may not exist yet."""
+    subject: Subject
     config: str
-    """Path of the config; empty without --config."""
+    """The path of the config; empty without --config."""
     model: str
-    """Name of the model; empty without one."""
+    """The name of the model, or ""."""
     needs: dict[str, Need]
-    """Needs by UUID, or of "cpu"; empty without a model."""
+    """The needs by UUID, or of "cpu"; empty without a model."""
 
     @property
     def torch_trial(self) -> Trial | None:
-        """A trial that shows which torch is here."""
+        """A trial that reports the version of torch, or that torch is missing."""
         trials = self.trials.values()
         return next((trial for trial in trials if trial.torch or trial.is_missing), None)
 
@@ -134,7 +134,7 @@ class Findings:
         return [gpu for gpu in self.gpus if self.is_accessible(gpu)]
 
     def state(self, gpu: Gpu) -> str:
-        """Return the state, as in `featuremill lease --list`."""
+        """Return the state of a GPU, as in `featuremill lease --list`."""
         states = {
             "lost": "lost" in gpu.problem,
             "hidden": not gpu.is_visible,
@@ -146,22 +146,22 @@ class Findings:
         return next((state for state, is_so in states.items() if is_so), "free")
 
     def need_mb(self, uuid: str) -> int:
-        """Return the memory in MiB that a job needs of a GPU, or of the host for "cpu"."""
+        """Return the memory in MiB that a job needs on each of its GPUs, or on the CPU."""
         if not (need := self.needs.get(uuid)):
             return USUAL_MEMORY_MB
         return need.memory_mb if uuid == "cpu" else -(-need.memory_mb // self.subject.gpus_per_job)
 
     def lacks_memory(self, gpu: Gpu) -> bool:
-        """Whether the GPU is too small, or has too little free and no lease is the reason."""
+        """Whether the GPU is too small, or others use too much of its memory without a lease."""
         free_mb = gpu.device.memory_mb if gpu.leased_by or gpu.free_mb is None else gpu.free_mb
         return min(free_mb, gpu.device.memory_mb) < self.need_mb(gpu.uuid)
 
     def lacks_bf16(self, gpu: Gpu) -> bool:
-        """Whether the GPU lacks bf16, which `dtype: auto` takes for the others."""
+        """Whether the GPU lacks bf16, and others have it."""
         return not gpu.device.has_bf16 and any(each.device.has_bf16 for each in self.accessible)
 
     def needed(self, uuid: str) -> str:
-        """Return the memory needed on a device, in words."""
+        """Return a phrase with the memory that is needed on a device."""
         size = gigabytes(self.need_mb(uuid))
         if uuid != "cpu" and self.subject.gpus_per_job > 1:
             size = f"{size} of each of {self.subject.gpus_per_job} GPUs"
@@ -169,19 +169,19 @@ class Findings:
 
 
 def gigabytes(memory_mb: float) -> str:
-    """Return MiB as a number of GiB, with one digit below ten."""
+    """Format MiB as GiB, with one decimal below ten."""
     value = memory_mb / 1024
     return f"{value:.0f} GB" if value >= 9.95 else f"{value:.1f} GB"
 
 
 def examine(arguments: argparse.Namespace) -> Findings:
-    """Return all facts.
+    """Collect all facts.
 
     Raises:
-        UserError: the arguments name no such model, config or GPU.
+        UserError: the model, config or GPU of the arguments does not exist.
     """
     try:
-        subject = wanted(arguments)
+        subject = subject_of(arguments)
         weights = subject.weights()
     except UserError as error:
         if arguments.workload or not arguments.model:

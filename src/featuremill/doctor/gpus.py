@@ -1,6 +1,6 @@
-"""The GPUs of this machine by NVML, which a child process asks: a driver may hang or crash.
+"""Read the GPUs of this machine with NVML, in a child process, as a driver may hang or crash.
 
-`python -m featuremill.doctor.gpus` is that child. It prints one line of JSON and imports no torch.
+`python -m featuremill.doctor.gpus` is the child. It prints one line of JSON; no torch is imported.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from featuremill.lease.slots import Holder, holders
 
 NVML_SECONDS = 30.0
 AFTER_KILL_SECONDS = 2.0
-"""Seconds to wait for a killed child: a driver may keep it for ever."""
+"""Seconds to wait for a killed child, which may hang in the driver."""
 NOT_ANSWERING = -1
-"""Stands for NVML's error code if its child gave no answer."""
+"""The error code if the child printed nothing; NVML's own codes are positive."""
 
 
 def ask(
     module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Run `python -m featuremill.doctor.<module>`; return its JSON objects, one a line, and how it
-    ended."""
+    """Run `python -m featuremill.doctor.<module>`. Return the JSON objects that it printed, one per
+    line, and a phrase on how it ended."""
     child = subprocess.Popen(
         [sys.executable, "-m", f"featuremill.doctor.{module}", *arguments],
         stdin=subprocess.DEVNULL,
@@ -59,13 +59,13 @@ def ask(
                 child.communicate(timeout=AFTER_KILL_SECONDS)
     answers = []
     for line in output.splitlines():
-        with contextlib.suppress(ValueError, TypeError):  # a line that a library printed
+        with contextlib.suppress(ValueError, TypeError):  # ignore lines of libraries
             answers.append(dict(json.loads(line)))
     return answers, end
 
 
 def _end(status: int, errors: str) -> str:
-    """Return how a child ended, with the last line of its errors."""
+    """Return how a child ended, with the last line of its stderr."""
     lines = errors.strip().splitlines()
     last = f": {lines[-1][:300]}" if lines else ""
     if status < 0:
@@ -82,24 +82,24 @@ class Gpu(BaseModel):
     capability: tuple[int, int] | None = None
     free_mb: int | None = None
     problem: str = ""
-    """Reason why nothing can run on the GPU; empty for a GPU that works."""
+    """Why nothing can run on the GPU, or ""."""
     used_by: str = ""
-    """Use outside of leases, by the rule of the lease."""
+    """A phrase on use without a lease, by the rules of `lease`, or ""."""
     leased_by: str = ""
-    """Holders of leases."""
+    """The holders of leases, or ""."""
     cooling: str = ""
-    """Reason why leases leave the GPU out for some minutes."""
+    """Why leases exclude the GPU for some minutes, or ""."""
     is_visible: bool = True
-    """Whether neither a scheduler nor a variable hides the GPU."""
+    """Whether the GPU is not hidden by a scheduler or a variable."""
 
     @property
     def uuid(self) -> str:
-        """UUID; empty where NVML reports none."""
+        """The UUID; empty if NVML reports none."""
         return self.device.uuid
 
     @property
     def busy_by(self) -> str:
-        """Use by others, with or without a lease; empty for a free GPU."""
+        """A phrase on use by others, with or without a lease; empty for a free GPU."""
         return self.used_by or self.leased_by
 
 
@@ -110,17 +110,17 @@ class Node(BaseModel):
 
     driver: str | None = None
     cuda: int | None = None
-    """Newest CUDA version that the driver supports, as NVML writes it: 12040 is 12.4."""
+    """The newest CUDA version that the driver supports, in NVML's format: 12040 is 12.4."""
     error: int | None = None
-    """NVML's error code if it could not be started."""
+    """NVML's error code if it could not be initialised."""
     error_text: str = ""
     given_by: str = ""
-    """Variable by which a scheduler, a container or a user chose GPUs."""
+    """The variable with which a scheduler, a container or a user chose GPUs."""
     gpus: tuple[Gpu, ...] = ()
 
 
 def read_node(timeout: float) -> Node:
-    """Return what NVML reports; never raises, whatever NVML does."""
+    """Return the GPUs that NVML reports; errors of NVML are in the result."""
     answers, end = ask("gpus", timeout=min(timeout, NVML_SECONDS))
     if not answers:
         return Node(error=NOT_ANSWERING, error_text=f"NVML: {end}")

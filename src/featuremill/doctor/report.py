@@ -1,5 +1,4 @@
-"""The answer of doctor: as JSON, which docs/json.md describes, and from that as a page of 80
-columns."""
+"""The report of `featuremill doctor`: as JSON (docs/json.md), and as text of 80 columns."""
 
 from __future__ import annotations
 
@@ -23,17 +22,17 @@ HEADINGS = {"error": "Problems", "warning": "Worth a look", "note": "Notes"}
 MARKS = dict(zip(get_args(Severity), "✗!·", strict=True))
 Report = dict[str, Any]
 wrapped = partial(text.wrapped, width=WIDTH)
-"""Lines of the page's width."""
+"""`text.wrapped` with the width of the report."""
 
 
 def recommended(findings: Findings) -> list[Gpu]:
-    """Return the GPUs that a run should use; the issues have the reasons for the others."""
+    """Return the GPUs that a run should use; issues have the reasons against the others."""
     usable = _usable(findings)
     return [gpu for gpu in usable if not (findings.lacks_memory(gpu) or findings.lacks_bf16(gpu))]
 
 
 def _usable(findings: Findings) -> list[Gpu]:
-    """Return the GPUs that a lease would give to a job, now or after another job."""
+    """Return the GPUs that a job can lease, now or after another job."""
     visible = [gpu for gpu in findings.gpus if gpu.is_visible and not gpu.used_by]
     return [gpu for gpu in visible if findings.is_accessible(gpu) or gpu.leased_by]
 
@@ -42,7 +41,7 @@ def _command(findings: Findings, gpus: list[Gpu]) -> str:
     command = f"{this_process.program()} run {shlex.quote(findings.config or 'YOUR.yaml')}"
     if gpus:
         command += f" --resources gpu={len(gpus)}"
-    # By itself a lease takes any GPU of the machine that works.
+    # Without the variable, a lease takes any GPU that works.
     if gpus and (gpus != _usable(findings) or len(findings.gpus) < len(findings.node.gpus)):
         devices = [gpu.device for gpu in gpus]
         names = [each.uuid if each.is_slice else each.number for each in devices]
@@ -51,7 +50,7 @@ def _command(findings: Findings, gpus: list[Gpu]) -> str:
 
 
 def as_json(findings: Findings, issues: list[Issue], gpus: list[Gpu]) -> Report:
-    """Return the answer; `gpus` are those that a run should use."""
+    """Return the report as JSON; `gpus` are the recommended GPUs."""
     torch, cpu = findings.torch_trial, findings.cpu
     is_ready = not any(issue.severity == "error" for issue in issues)
     where = words.counted(len(gpus), "GPU") if gpus else "the CPU"
@@ -109,7 +108,7 @@ def _gpu(findings: Findings, gpu: Gpu) -> Report:
 
 
 def _memory(findings: Findings) -> Report:
-    """Return what the model needs on each device, and which devices hold it."""
+    """Return the model's needs on each device, and the devices on which it fits."""
     devices = [gpu.device for gpu in findings.accessible] or [findings.cpu]
     fits = [
         each.uuid
@@ -121,7 +120,7 @@ def _memory(findings: Findings) -> Report:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the lines of the page."""
+    """Yield the lines of the report as text."""
     labels = {gpu["uuid"]: gpu["label"] for gpu in report["gpus"]}
     yield from wrapped(" ".join(filter(None, (_verdict(report), _fits(report, labels)))))
     yield ""
@@ -141,14 +140,14 @@ def version_line(report: Report) -> str:
 
 
 def not_ready(report: Report) -> str:
-    """Return how much prevents a run, in words; empty for nothing."""
+    """Return a sentence with the number of errors; empty without errors."""
     count = sum(issue["severity"] == "error" for issue in report["issues"])
     problems = f"{count} problem{'s prevent' if count > 1 else ' prevents'}"
     return f"Not ready: {problems} a run." if count else ""
 
 
 def issue_lines(report: Report) -> Iterator[str]:
-    """Yield the issues below a heading for each severity."""
+    """Yield the issues, with a heading for each severity."""
     blank: list[str] = []
     for severity, heading in HEADINGS.items():
         issues = [issue for issue in report["issues"] if issue["severity"] == severity]
@@ -178,7 +177,7 @@ def _verdict(report: Report) -> str:
 
 
 def _fits(report: Report, labels: dict[str, str]) -> str:
-    """Return which devices hold the model, and what it needs."""
+    """Return a sentence on the devices on which the model fits, and its needs."""
     if not (memory := report["memory"]):
         return ""
     here = [labels.get(uuid, "the CPU") for uuid in memory["fits"]]
@@ -204,7 +203,7 @@ def _table(report: Report) -> Iterator[str]:
 
 
 def _method_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
-    """Yield the method for each operation on each device, where the workload reports them."""
+    """Yield the method of each operation on each device, if the workload reports them."""
     for number, ways in enumerate(ways for ways in report["ways"] if ways.get("dtype")):
         if not number:
             yield f"{report['workload']} would be computed so"

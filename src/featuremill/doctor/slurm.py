@@ -1,4 +1,4 @@
-"""`featuremill doctor --slurm`: what would prevent a run on this cluster."""
+"""`featuremill doctor --slurm`: report issues that prevent a run on a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from featuremill.lease.folder import file_system
 MOUNTS = Path("/proc/self/mountinfo")
 MAX_SECONDS = 30.0
 PLUGIN, TRIED = "snakemake-executor-plugin-slurm", "2.8.0"
-"""The plugin, and its version whose answers to each event docs/slurm-status.md lists."""
+"""The plugin, and its tested version; docs/slurm-status.md lists its response to each event."""
 LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"}
 
 
 def answer(arguments: argparse.Namespace) -> report.Report:
-    """Return the readiness of a cluster.
+    """Return the report on the cluster as JSON.
 
     Raises:
-        UserError: there is no Slurm here, or an option is about this machine.
+        UserError: Slurm is not installed, or an option requires this machine.
     """
     for name in ("model", "config", "devices"):
         if getattr(arguments, name):
@@ -67,7 +67,7 @@ def answer(arguments: argparse.Namespace) -> report.Report:
 
 
 def lines(answer: report.Report) -> Iterator[str]:
-    """Yield the lines of the page, without control characters in names of the cluster."""
+    """Yield the lines of the report as text, without control characters from Slurm."""
     verdict = report.not_ready(answer) or f"Ready: the cluster {answer['cluster']} takes jobs."
     page = [*report.wrapped(verdict), "", *report.issue_lines(answer)]
     yield from map(one_line, [*page, *report.wrapped(report.version_line(answer))])

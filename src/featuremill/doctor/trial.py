@@ -1,9 +1,9 @@
-"""A trial of each device as a worker uses it, in a child process that sees only that device: torch,
-an allocation, a matrix product, then the operations of a workload.
+"""Try torch on each device, in a child process that sees only this device: import torch, allocate
+memory, multiply matrices, then run the operations of a workload.
 
-`python -m featuremill.doctor.trial cuda|cpu WORKLOAD METADATA` is that child. CUDA_VISIBLE_DEVICES
-names the GPU; METADATA has the shape of the weights, as JSON. It prints one line of JSON, and a
-second one after a correct product.
+`python -m featuremill.doctor.trial cuda|cpu WORKLOAD METADATA` is the child. CUDA_VISIBLE_DEVICES
+names the GPU; METADATA has the shape of the weights as JSON. It prints a line of JSON, and another
+if the product is correct.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from featuremill.workload import Device, ReportsWays, Weights, find_workload
 log = logging.getLogger("featuremill.doctor")
 MAX_AT_ONCE = 8
 NUM_FLOATS = 16 * 2**20
-"""Numbers that are allocated: 64 MiB."""
+"""The allocated numbers: 64 MiB."""
 WIDTH = 256
 
 
@@ -43,18 +43,18 @@ class Trial(BaseModel):
     arch_list: list[str] = []
     multiprocessors: int | None = None
     is_of_workload: bool = False
-    """Whether the product was correct, and an operation of the workload failed."""
+    """Whether the error is of the workload's operations; the product was correct."""
     ways: dict[str, str] = {}
-    """Method for each operation of the workload; empty after an error."""
+    """The method of each operation of the workload; empty after an error."""
     why: list[str] = []
-    """Reason for each fallback."""
+    """The reason of each fallback."""
 
 
 def try_devices(
     uuids: Sequence[str], workload: str, weights: Weights | None, timeout: float
 ) -> dict[str, Trial]:
-    """Return the trial of each GPU by UUID, or of "cpu". `weights` has the shape to try; None is a
-    usual shape. A device is given up after `timeout` seconds."""
+    """Return the trials by UUID, or of "cpu". `weights` has the shape of the network; None is a
+    common shape. A trial is killed after `timeout` seconds."""
     metadata = json.dumps(weights and weights.metadata)
 
     def attempt(uuid: str) -> Trial:
@@ -80,7 +80,7 @@ def _try(uuid: str, workload: str, metadata: str, timeout: float) -> Trial:
 
 
 def main(kind: str, workload: str, metadata: Mapping[str, str] | None) -> None:
-    """Print the build of torch, whether it computes on the device, and the methods there."""
+    """Print the version of torch, the result of the product, and the methods on the device."""
     try:
         import torch
     except ImportError as error:
@@ -90,13 +90,13 @@ def main(kind: str, workload: str, metadata: Mapping[str, str] | None) -> None:
     if kind == "cuda" and torch.version.cuda:
         answer["arch_list"] = torch.cuda.get_arch_list()
     try:
-        held, ones = torch.ones(NUM_FLOATS, device=kind), torch.ones(WIDTH, WIDTH, device=kind)
-        if (total := float((ones @ ones).sum()) + float(held[-1])) != WIDTH**3 + 1:
+        allocated, ones = torch.ones(NUM_FLOATS, device=kind), torch.ones(WIDTH, WIDTH, device=kind)
+        if (total := float((ones @ ones).sum()) + float(allocated[-1])) != WIDTH**3 + 1:
             raise WorkloadError(f"a product of ones gave {total} in place of {WIDTH**3 + 1}")
         if kind == "cuda":
             properties = torch.cuda.get_device_properties(0)
             answer["multiprocessors"] = properties.multi_processor_count
-    except Exception as error:  # whatever a driver makes torch raise is the answer
+    except Exception as error:  # report every error of torch and the driver
         answer["error"] = _text(error)
     print(json.dumps(answer), flush=True)
     if "error" in answer:

@@ -1,2 +1,1 @@
-"""Computes one shard on one lease: the job, its supervisor, the worker that may die, pipeline,
-batches."""
+"""`featuremill extract`: compute one shard on one lease, by a supervisor and a worker process."""

@@ -1,8 +1,8 @@
-"""extract: computes one shard. This process is the supervisor and never imports torch.
+"""featuremill extract: compute one shard. This process is the supervisor and never imports torch.
 
-First it takes the journal's lock. A second job for the same shard waits there, without a GPU, and
-uses the result. Then it takes a device and starts a worker, whose crash, hang or lack of memory
-does not end this process. It writes the receipt last. A verified part is used again.
+It first takes the lock of the journal. A second job for the same shard waits there, without a GPU,
+and uses the result. Then it leases devices and starts a worker, whose crash, hang or lack of memory
+does not end this process. It writes the receipt last. A verified part is reused.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _read_plan(folder: Results, shard: str, recipe: str | None) -> Plan:
     if shard not in {entry.shard for entry in plan.shards}:
         raise UserError(f"{folder.plan}: there is no shard {shard} in this plan; plan again.")
     if not folder.shard(shard).exists():
-        folder.plan.unlink(missing_ok=True)  # so that Snakemake plans again
+        folder.plan.unlink(missing_ok=True)  # so that Snakemake reruns plan
         raise UserError(
             f"{folder.shard(shard)}: this shard is gone; run the same command again: it plans anew."
         )
@@ -76,7 +76,7 @@ def _read_plan(folder: Results, shard: str, recipe: str | None) -> Plan:
 
 
 class Extraction:
-    """The steps from a shard to its part: lock, use or compute, receipt."""
+    """The steps from a shard to its part: lock, reuse or compute the part, write the receipt."""
 
     def __init__(
         self, folder: Results, plan: Plan, shard: str, threads: int, stall_seconds: float
@@ -114,7 +114,7 @@ class Extraction:
             if receipt is None:
                 receipt = self._extract(lock, line)
             else:
-                journal_log.remove(self.journal)  # a kill can come between the part and this
+                journal_log.remove(self.journal)  # left by a job that was killed after renaming
                 line.outcome = "kept"
                 log.info("shard %s: the part is there already", self.shard[:8])
             receipt.write(self.declared_receipt)
@@ -127,11 +127,10 @@ class Extraction:
 
     def _say_waiting(self) -> None:
         log.info("shard %s: another job computes it; waiting", self.shard[:8])
-        _queue_again()
+        _requeue()
 
     def _publish(self, receipt: Receipt) -> None:
-        """Copy the part to the plan's shared store, if there is one. The run keeps it in any
-        case."""
+        """Copy the part to the first shared store of the plan, if there is one."""
         for store in self.plan.store[:1]:
             settings = self.plan.settings.as_json()
             try:
@@ -146,7 +145,7 @@ class Extraction:
                 )
 
     def _verified(self) -> Receipt | None:
-        """Return the receipt beside the part if the part has the receipt's digest; else None."""
+        """Return the receipt beside the part; None and remove the part if it is damaged."""
         if not (self.part.exists() and self.kept_receipt.exists()):
             return None
         kept = self._folder.find_kept_receipt(self.plan.recipe, self.shard)
@@ -164,7 +163,7 @@ class Extraction:
         with Recorder(telemetry, self.journal, self._facts()) as recorder:
             supervisor = Supervisor(self._job, self.journal, plan.device, wanted, lock, recorder)
             try:
-                with lock_holder.told(lock):
+                with lock_holder.recorded(lock):
                     computed = supervisor.run()
             except BaseException:
                 line.text = run_log.of_shard(_so_far(supervisor, recorder), {})
@@ -197,7 +196,7 @@ class Extraction:
     def _finished(
         self, computed: Receipt, supervisor: Supervisor, started: str, began: float, policy: str
     ) -> Receipt:
-        """Make a finished journal the part; return its complete receipt."""
+        """Rename the finished journal to the part; return the complete receipt."""
         seconds = {
             **computed.seconds,
             "wait": round(supervisor.seconds_waited, 3),
@@ -212,8 +211,7 @@ class Extraction:
             "policy": policy,
         }
         receipt = computed.model_copy(update=facts)
-        # The receipt is written before the part: so a part with its final name always has its
-        # digest beside it.
+        # The receipt is written first, so that a part with its final name always has a digest.
         receipt.write(self.kept_receipt)
         self.journal.replace(self.part)
         sync(self.part.parent)
@@ -223,7 +221,7 @@ class Extraction:
 
 
 def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
-    """Return what an unfinished job has done, under the names of a receipt."""
+    """Return the progress of an unfinished job, with the keys of a receipt."""
     progress = recorder.progress
     failed = progress.get("rows_failed", 0)
     return {
@@ -253,13 +251,12 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def _queue_again() -> None:
-    """Requeue this job, if it is a Slurm job for a shard, so that it gives its GPU back.
+def _requeue() -> None:
+    """Requeue this job, if it is a Slurm job for a shard, so that it releases its GPU.
 
-    After Snakemake is killed its jobs continue, and the next Snakemake submits the same shards
-    again. Such a second job starts again at least two minutes later, and finds the result or waits
-    once more. Slurm then ends this process. If Slurm refuses (--no-requeue), the job waits where it
-    is.
+    When Snakemake is killed, its jobs continue, and the next Snakemake submits the same shards
+    again. A requeued job starts at least two minutes later, and finds the result or is requeued
+    again. Slurm then ends this process. If Slurm refuses (--no-requeue), the job waits.
     """
     job = SLURM_JOB_ID.text()
     if job is None or not SLURM_JOBS.value():

@@ -1,4 +1,4 @@
-"""The supervisor's request to a worker, on its standard input; the answer is a receipt."""
+"""The messages from a supervisor to its worker (`Job`, on standard input) and back (`Trouble`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featuremill.store.plan import Settings
 
 
 class Job(Record):
-    """A shard to compute."""
+    """The request to compute a shard."""
 
     run_folder: str
     recipe: str
@@ -26,19 +26,19 @@ class Job(Record):
     stall_seconds: float
     supervisor_pid: int
     spawned: float = 0.0
-    """When the worker was started, on the machine's monotonic clock."""
+    """The start of the worker, on the machine's monotonic clock, in seconds."""
     devices: list[Device] = Field(default_factory=list)
     """The devices of the lease, in CUDA's order."""
     solo: list[int] = Field(default_factory=list)
-    """Rows that were in flight when a worker died: each is now a batch of its own."""
+    """Rows that were in flight when a worker died; each is computed in a batch alone."""
     quarantined: dict[int, str] = Field(default_factory=dict)
-    """Rows that killed a worker alone, each with its reason. They fail without another try."""
+    """Rows that ended a worker alone, with their reasons; they fail without another attempt."""
     stacks: int = 2
-    """Descriptor of the file that only the hang timer writes."""
+    """Descriptor of the file for stack traces, which only the hang timer writes."""
 
 
 class Trouble(Record):
-    """What ended a worker, as far as the worker could find out."""
+    """The error that ended a worker, if the worker could report it."""
 
     message: str = ""
     errno: int | None = None

@@ -1,13 +1,13 @@
-"""The worker's loop: one batch is prepared, one computed and one written at the same time.
+"""The worker's pipeline: one batch is prepared, one computed and one written at the same time.
 
-One thread prepares a batch ahead, unless one of the two has to be alone. The loop launches it. A
-second thread collects and checks it, and a third commits it, in order. At most two batches are
-launched and not yet committed: so the device waits only where writing is slower than computing, and
-memory is bounded. Collecting never waits for the disk, so the time when the device finished, and
-how long it then waited for the disk, are known.
+One thread prepares the next batch, unless a batch has to be alone. The loop launches it. A second
+thread collects and checks it, and a third commits it, in order. At most two batches are launched
+and not committed, so memory is bounded, and the device waits only if writing is slower than
+computing. Collecting never waits for the disk, so the time when the device finished, and how long
+it then waited for the disk, are known.
 
-A batch that fails is tried again in smaller pieces, with nothing beside it. Batches launched after
-it are computed again, so that the rows of a part keep their order.
+A failed batch is computed again in smaller pieces, with no other batch in flight. Batches launched
+after it are computed again, so that the rows of a part keep their order.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from featuremill.workload import RecordFailed, Workload, compute, plugin_errors
 from featuremill.workload.batches import Batch, Queue
 
 SLOWER = 20
-"""A batch that takes this many times the predicted seconds counts as hung."""
+"""A batch counts as hung after this many times the predicted seconds."""
 
 
 class Watch:
-    """Seconds and cost of computed batches, and the timer that ends the process."""
+    """Seconds and cost of computed batches, and the timer that ends a hung process."""
 
     def __init__(self, stall_seconds: float, stacks: int) -> None:
-        """`stacks` is the descriptor of the file for the stacks of a hung process."""
+        """`stacks` is the descriptor of the file for stack traces of a hung process."""
         self.started = time.monotonic()
         self.busy_seconds = 0.0
         self.cost_run = 0
         self._stall_seconds = stall_seconds
         self._stacks = stacks
         self.done_at = 0.0
-        """When the last batch was complete."""
+        """The time when the last batch was complete."""
         self._first = (0.0, 0)
         """Seconds and cost of the first batch, which includes one-time work."""
 
     def arm(self, cost: int) -> None:
-        """Restart the timer for all batches on the device. It fires even if C code holds the
-        interpreter."""
+        """Restart the timer for batches of this total cost. It fires even if C code holds the
+        GIL."""
         self.arm_for(max(self._stall_seconds, SLOWER * self._predicted(cost)))
 
     def arm_for(self, seconds: float) -> None:
         """Restart the timer, to fire after `seconds`."""
-        # The timer is a thread. If memory is too short to start it (a limit on addresses, as some
-        # schedulers set), this batch is not timed; the next one is tried again.
+        # The timer is a thread. If there is no memory to start it (some schedulers limit the
+        # address space), this batch is not timed.
         with contextlib.suppress(RuntimeError):
             faulthandler.dump_traceback_later(seconds, exit=True, file=self._stacks)
 
     def done(self, cost: int, launched: float) -> None:
-        """Record that a batch launched at `launched` is complete; call in order.
+        """Record that the batch launched at time `launched` is complete; call in order.
 
-        The device may have computed the batch before it for a part of that time.
+        For a part of that time, the device may have computed the batch before it.
         """
         now = time.monotonic()
         self.busy_seconds += max(0.0, now - max(launched, self.done_at))
@@ -75,21 +75,21 @@ class Watch:
 
     def _predicted(self, cost: int) -> float:
         seconds, cost_run = self.busy_seconds, self.cost_run
-        if cost_run > self._first[1]:  # later batches give the better speed
+        if cost_run > self._first[1]:  # without the first batch, which includes one-time work
             seconds, cost_run = seconds - self._first[0], cost_run - self._first[1]
         return cost * seconds / cost_run if cost_run else 0.0
 
 
 MOST_IN_FLIGHT = 2
-"""The batches in flight, at most, on one device; each further device of the model adds one."""
+"""Largest number of batches in flight on one device; each further device of the model adds one."""
 MOST_ALIKE = 8
-"""If the first records fail one after another with the same text, the cause is the installation,
-not the records."""
+"""If this many first records fail with the same text, the installation is the cause."""
 MOST_TRACEBACKS = 20
+"""Largest number of tracebacks in the log."""
 
 
 class _BehindAFailureError(Exception):
-    """A good batch that has to wait: one before it failed and must be committed first."""
+    """A good batch that is not committed, because a batch before it failed."""
 
 
 class Shard:
@@ -109,11 +109,11 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the payloads; for proteins, their residues."""
+        """Bytes of all payloads; for proteins, their residues."""
         return sum(len(payload.as_buffer()) for payload in self._payloads)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
-        # One by one, as `take` would import pyarrow.compute.
+        # `take` would import pyarrow.compute.
         return [self._payloads[row].as_py() for row in rows]
 
     def is_done(self, row: int) -> bool:
@@ -123,8 +123,8 @@ class Shard:
         return self._sha256[32 * row : 32 * row + 32]
 
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows to commit. A row fails by a reason, or by a missing or non-finite
-        value."""
+        """Return the rows to commit. A row with a reason, or a missing or non-finite value, is
+        failed."""
         plugin_errors.refuse_answer(self._workload, values, len(rows), self.values)
         values, reasons = compute.split_reasons(values)
         return self._of_part(rows, values, reasons)
@@ -160,8 +160,7 @@ class Pipeline:
         """`note` gets messages for the log only; the model is spread over `num_devices`."""
         self.prepare_seconds = 0.0
         self.waited_for_disk = 0.0
-        """Seconds in which a batch was ready to launch, the device was idle and all its finished
-        work was not yet written."""
+        """Seconds in which the device was idle, and the next batch waited only for the disk."""
         self._note = note
         self._workload = workload
         self._model = model
@@ -172,7 +171,7 @@ class Pipeline:
         self._collector = ThreadPoolExecutor(1, "collect")
         self._writer = ThreadPoolExecutor(1, "write")
         self._ahead: tuple[Batch, Future[Any] | None] | None = None
-        """The next batch; it has no Future if it must not be prepared beside another one."""
+        """The next batch; without a Future if it must not be prepared beside another batch."""
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
         self._num_launched = self._num_collected = 0
         self._prepared_at = 0.0
@@ -180,20 +179,20 @@ class Pipeline:
         self._most_in_flight = MOST_IN_FLIGHT + num_devices - 1
         self._has_worked = False
         self._suspicious: list[tuple[int, str]] = []
-        """Rows that failed before any succeeded, with reasons; not yet committed."""
+        """Uncommitted rows that failed before any row succeeded, with reasons."""
         self._must_wait = False
-        """Whether a batch failed, so that no later one may be committed."""
+        """Whether a batch failed, so that no later batch may be committed."""
 
     def run(self, tell: Callable[[], None]) -> None:
-        """Compute everything in the queue; call `tell` after each step.
+        """Compute all batches of the queue; call `tell` after each step.
 
         Raises:
-            RuntimeError: a device error; the device cannot compute any more.
-            OSError: the values cannot be written.
+            RuntimeError: if the device failed and cannot compute any more.
+            OSError: if values cannot be written.
         """
         with self._host, self._collector, self._writer:
             for pool in (self._host, self._collector, self._writer):
-                pool.submit(int).result()  # its thread starts now, while there is memory for it
+                pool.submit(int).result()  # start the thread while there is memory
             self._look_ahead()
             while self._ahead or self._flying:
                 if (
@@ -206,18 +205,18 @@ class Pipeline:
             self._commit_suspicious()
 
     def _most_beside(self, ahead: tuple[Batch, Future[Any] | None] | None) -> int:
-        """Return how many batches may be in flight when the next one is launched."""
+        """Return the number of batches that may be in flight when the batch `ahead` is launched."""
         is_alone = bool(self._suspicious) or any(batch.is_alone for batch, _ in self._flying)
         return 0 if is_alone or not ahead or ahead[0].is_alone else self._most_in_flight - 1
 
     def _look_ahead(self, beside: Batch | None = None) -> None:
-        """Take the next batch; `beside` is launched now."""
+        """Take the next batch and prepare it, unless it or `beside`, launched now, is alone."""
         batch = self._queue.take()
         is_alone = self._suspicious or any(each and each.is_alone for each in (batch, beside))
         self._ahead = (batch, None if is_alone else self._begin(batch)) if batch else None
 
     def _begin(self, batch: Batch) -> Future[Any]:
-        self._shard.journal.begin(batch.rows)  # first: to prepare it may end this process, too
+        self._shard.journal.begin(batch.rows)  # first, as `prepare` may also end this process
         return self._host.submit(self._prepare, batch)
 
     def _prepare(self, batch: Batch) -> Any:
@@ -248,8 +247,7 @@ class Pipeline:
         return True
 
     def _collect(self, batch: Batch, result: Any, launched: float) -> pa.RecordBatch | Exception:
-        """Wait for a batch and check it; return the rows to commit, or the error of collecting
-        it."""
+        """Wait for a batch and check it; return the rows to commit, or the error of `collect`."""
         try:
             values = self._workload.collect(self._model, result)
             self._watch.done(batch.cost, launched)
@@ -263,7 +261,7 @@ class Pipeline:
         self, batch: Batch, collected: Future[pa.RecordBatch | Exception]
     ) -> Exception | None:
         """Commit a collected batch; return the error, if there is one."""
-        is_behind, self._must_wait = self._must_wait, True  # until this one is committed
+        is_behind, self._must_wait = self._must_wait, True  # until this batch is committed
         rows = collected.result()
         if isinstance(rows, Exception):
             return rows
@@ -295,8 +293,8 @@ class Pipeline:
         return not failed
 
     def _waited_for(self, finished: Future[Exception | None]) -> Exception | None:
-        """Wait until a batch is committed, and add the time in which the next one waited only for
-        that."""
+        """Wait until a batch is committed; return its error. Add the idle time to
+        `waited_for_disk`."""
         since = time.monotonic()
         error = finished.result()
         is_ready = bool(self._ahead and self._ahead[1] and self._ahead[1].done())
@@ -306,7 +304,7 @@ class Pipeline:
         return error
 
     def _queue_again(self, failed: list[tuple[Batch, Exception]]) -> None:
-        """Put failed batches back to the front; commit the rows that failed alone."""
+        """Queue failed batches again at the front; commit the rows that failed alone."""
         for _, error in failed:
             if faults.is_device_error(error) or faults.fault_of_installation(error):
                 raise error
@@ -317,16 +315,16 @@ class Pipeline:
         for batch, error in reversed(failed):
             if isinstance(error, _BehindAFailureError):
                 self._queue.put_back(batch)
-            elif not compute.make_room(self._queue, batch, error):
+            elif not compute.queue_again(self._queue, batch, error):
                 self._tell(error)
                 self._fail(batch.rows[0], error)
         self._look_ahead()
 
     def _fail(self, row: int, error: Exception) -> None:
-        """Commit a failed row; before any row has succeeded, only remember it.
+        """Commit a failed row; before any row has succeeded, keep it uncommitted.
 
         Raises:
-            WorkloadError: the first records all fail with the same text.
+            WorkloadError: if the first records all fail with the same text.
         """
         reason = compute.reason_of(error)
         if self._has_worked or isinstance(error, RecordFailed) or faults.is_out_of_memory(error):
@@ -350,8 +348,8 @@ class Pipeline:
         self._suspicious.clear()
 
     def _tell(self, error: Exception) -> None:
-        """Log the first errors of single records in full; all of them could fail."""
-        if isinstance(error, RecordFailed):  # not an error: its reason has everything
+        """Log the tracebacks of the first failed records."""
+        if isinstance(error, RecordFailed):  # no traceback needed
             return
         self._num_logged += 1
         if self._num_logged <= MOST_TRACEBACKS and not faults.is_out_of_memory(error):

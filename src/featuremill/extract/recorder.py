@@ -1,6 +1,6 @@
-"""Telemetry of a shard's job: the supervisor reports events, and a thread samples and writes.
+"""Telemetry of a shard's job: the supervisor reports events; a thread takes samples and writes.
 
-Nothing here raises or waits for a disk or a driver longer than `LAST_SECONDS`.
+No function raises, or waits for a disk or a driver longer than `LAST_SECONDS`.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from featuremill.store.telemetry import (
 )
 
 STALE_SECONDS = 5.0
-"""Older readings are not used, and power is not integrated over a longer gap."""
+"""The age after which readings are ignored, and the longest gap over which power is integrated."""
 LAST_CALL_SECONDS = 0.25
 log = logging.getLogger("featuremill.extract")
 
 
 class Poller:
-    """The last readings of the GPUs with these UUIDs."""
+    """Reads the GPUs with these UUIDs on a thread, and keeps the last values."""
 
     def __init__(self, uuids: Sequence[str], energy_j: dict[str, float]) -> None:
-        """Start reading; the energy of each GPU is added to `energy_j` under its UUID."""
+        """Start the thread; add the energy of each GPU to `energy_j` under its UUID."""
         self._uuids = uuids
         self._energy_j = energy_j
         self._last: dict[str, tuple[float, Gauges]] = {}
         self._read_at = -STALE_SECONDS
         self._read: list[dict[str, Any]] = []
-        self._num_looks = 0
+        self._num_polls = 0
         self._is_stopped = False
         self._has_changed = threading.Condition()
         self._wake = threading.Event()
@@ -60,17 +60,17 @@ class Poller:
         self._thread.start()
 
     def latest(self) -> list[dict[str, Any]]:
-        """Return the GPUs' values; none if NVML has not answered for a while."""
+        """Return the values of the GPUs; empty if NVML has not answered for STALE_SECONDS."""
         with self._has_changed:
             is_stale = time.monotonic() - self._read_at > STALE_SECONDS
             return [] if is_stale else self._read
 
     def refresh(self, seconds: float) -> None:
-        """Read now, and wait at most `seconds` for the answer."""
+        """Read the GPUs now; wait at most `seconds` for the answer."""
         with self._has_changed:
-            before = self._num_looks
+            before = self._num_polls
             self._wake.set()
-            self._has_changed.wait_for(lambda: self._num_looks > before, seconds)
+            self._has_changed.wait_for(lambda: self._num_polls > before, seconds)
 
     def stop(self) -> None:
         """Stop after the current call returns."""
@@ -78,7 +78,7 @@ class Poller:
         self._wake.set()
 
     def is_asking(self) -> bool:
-        """Return whether it still reads after `stop`, as where a call does not return."""
+        """Return whether a call of NVML does not return after `stop`."""
         self._thread.join(LAST_CALL_SECONDS)
         return self._thread.is_alive()
 
@@ -86,20 +86,20 @@ class Poller:
         try:
             with nvml() as is_there:
                 while is_there and not self._is_stopped:
-                    self._look()
+                    self._poll()
                     self._wake.wait(EVERY_SECONDS)
                     self._wake.clear()
         except Exception:  # a faulty library costs samples, not a job
             log.debug("NVML: no values of GPUs from here on", exc_info=True)
 
-    def _look(self) -> None:
-        read = [self._look_at(uuid) for uuid in self._uuids]
+    def _poll(self) -> None:
+        read = [self._read_gpu(uuid) for uuid in self._uuids]
         with self._has_changed:
             self._read, self._read_at = read, time.monotonic()
-            self._num_looks += 1
+            self._num_polls += 1
             self._has_changed.notify_all()
 
-    def _look_at(self, uuid: str) -> dict[str, Any]:
+    def _read_gpu(self, uuid: str) -> dict[str, Any]:
         handle = tell(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         now, gauges = time.monotonic(), gauges_of(handle) if handle else Gauges()
         taken = _energy_j(self._last.get(uuid), (now, gauges))
@@ -121,7 +121,7 @@ def _energy_j(last: tuple[float, Gauges] | None, now: tuple[float, Gauges]) -> f
         return None if now[1].energy_j is None and now[1].power_w is None else 0.0
     seconds, before, after = now[0] - last[0], last[1], now[1]
     if before.energy_j is not None and after.energy_j is not None:
-        return max(0.0, after.energy_j - before.energy_j)  # less: the driver was reloaded
+        return max(0.0, after.energy_j - before.energy_j)  # a reloaded driver resets the counter
     if before.power_w is None or after.power_w is None or seconds > STALE_SECONDS:
         return None
     return seconds * (before.power_w + after.power_w) / 2
@@ -129,18 +129,18 @@ def _energy_j(last: tuple[float, Gauges] | None, now: tuple[float, Gauges]) -> f
 
 VERSION = 1
 LAST_SECONDS = 2.0
-"""How long the job waits for the last sample and the last line. It takes so long only if a disk
-hangs or the machine is overloaded. The job does not wait for NVML."""
+"""Longest time that the job waits for the last sample and the last line, if a disk hangs or the
+machine is overloaded."""
 FRESH_SECONDS = 0.25
-"""How long the last sample waits for a fresh reading of NVML."""
+"""Longest time that the last sample waits for a new reading of NVML."""
 LEAST_SECONDS_OF_CPU = 0.2
-"""Below it the kernel's clock of CPU time is too coarse for a share."""
+"""Shortest time for a share of CPU time, whose clock in the kernel is coarse."""
 MOST_LETTERS = 2000
-"""The longest error text: a model's list of missing layers must not hide the end of the file."""
+"""Longest error text, so that readers of the end of the file find the events before it."""
 OF_A_GPU = ["power_w", "temperature_c", "throttle", "energy_j"]
-"""NVML has these for whole GPUs only, not for MIG slices."""
+"""Values that NVML has for whole GPUs only, not for MIG slices."""
 HIGHEST = ("memory_mb", "temperature_c", "process_memory_mb")
-"""A receipt has the highest of these values, and the mean of the others."""
+"""Values of which a receipt has the maximum; it has the mean of the others."""
 SLOTS = re.compile(r"@\d+of(\d+)")
 
 
@@ -148,7 +148,7 @@ class Recorder:
     """Records one attempt at a shard."""
 
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
-        """Start; `facts` are the caller's part of the start event."""
+        """Start the thread; `facts` are further values of the start event."""
         self._sampler = Sampler(path, journal_path, facts)
         self.devices: list[dict[str, Any]] = []
         """The devices of the last lease."""
@@ -191,7 +191,7 @@ class Recorder:
             self._poller = self._sampler.poller = Poller(uuids, self._sampler.energy_j)
 
     def starts(self, worker: int) -> None:
-        """Record which process computes from now on."""
+        """Record the process that computes from now on."""
         import psutil  # here, so that importing featuremill stays cheap
 
         with contextlib.suppress(psutil.Error):  # the process may have ended already
@@ -224,7 +224,7 @@ class Recorder:
 
 
 def _described(device: Device, held: Lease) -> dict[str, Any]:
-    """Return a device as its event has it."""
+    """Return a device as in the event."""
     entry = device.identity
     if device.kind == "cuda":
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")
@@ -239,7 +239,7 @@ def _described(device: Device, held: Lease) -> dict[str, Any]:
 
 
 class Sampler:
-    """Samples its own attributes, which another thread sets."""
+    """Takes samples of its attributes, which another thread sets, and writes them."""
 
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
         self.progress: dict[str, Any] = {"stage": "wait"}
@@ -247,20 +247,20 @@ class Sampler:
         self.worker: Any = None
         """The worker's process, from psutil."""
         self.energy_j: dict[str, float] = {}
-        """Joules by UUID, in this attempt."""
+        """Energy by UUID in this attempt, in joules."""
         self.summary: dict[str, Any] = {}
         self.has_sampled = threading.Event()
         self.orders: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-        """Events to write; "sample" takes a sample now; "end" ends the thread."""
+        """Events to write; "sample" requests a sample, "end" ends the thread."""
         self._path = path
         self._journal_path = journal_path
         self._facts = facts
         self._sums = Summary()
         self._cpu_read_at = -math.inf
         self._num_earlier = 0
-        """Number of attempts that this one continues."""
+        """Number of attempts that this attempt continues."""
         self._earlier_energy_j: list[float] = []
-        """The energy of each of them in joules, where known."""
+        """The known energies of earlier attempts, in joules."""
         self._sampled_at = time.monotonic()
         self._write_at = 0.0
         self._stage = ""
@@ -327,11 +327,11 @@ class Sampler:
             writer.write("sample", **sample)
             least = WAITING_SECONDS if progress["stage"] == "wait" else 0.0
             apart = max(least, seconds_between(writer.num_bytes))
-            self._write_at = now + apart - EVERY_SECONDS / 2  # the sampling clock decides
+            self._write_at = now + apart - EVERY_SECONDS / 2  # rounded to a sample
 
     def _process(self) -> dict[str, float]:
-        """Return the worker's `cpu_percent` (of one core, since the last reading) and `memory_mb`
-        (resident), read from outside: its interpreter may be blocked."""
+        """Return the worker's `cpu_percent` (of one core, since the last reading) and resident
+        `memory_mb`."""
         import psutil
 
         worker, now, reading = self.worker, time.monotonic(), dict[str, float]()
@@ -344,13 +344,13 @@ class Sampler:
         return reading
 
     def _all_energy_j(self) -> float | None:
-        """Return the energy in joules of this attempt and of those that it continues."""
+        """Return the energy of this attempt and of those that it continues, in joules."""
         known = [*self._earlier_energy_j, *self.energy_j.values()]
         return math.fsum(known) if known else None
 
 
 def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
-    """Return the attempts since the part was last finished: this one continues them."""
+    """Return the attempts since the part was last finished, which the next attempt continues."""
     finished = [
         number
         for number, attempt in enumerate(attempts)
@@ -360,7 +360,7 @@ def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
 
 
 class Summary:
-    """Running sums of samples, in constant memory."""
+    """Means and maxima over samples, in constant memory."""
 
     def __init__(self) -> None:
         self._num_samples = 0
@@ -391,7 +391,7 @@ class Summary:
         )
 
     def entry(self, energy_j: float | None, num_attempts: int) -> dict[str, Any]:
-        """Return the receipt's entry; `energy_j` and `num_attempts` are of all attempts."""
+        """Return the entry of the receipt; `energy_j` and `num_attempts` are of all attempts."""
         entry: dict[str, Any] = {"samples": self._num_samples, "attempts": num_attempts}
         if energy_j is not None:
             entry["energy_j"] = round(energy_j, 1)

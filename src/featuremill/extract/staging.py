@@ -1,7 +1,7 @@
-"""Copies of weights on a node's own disk, made once and read by all jobs of the node.
+"""Copy weights once to a local disk of the node, for all jobs of the node.
 
-The environment variable FEATUREMILL_STAGE names the folder. A copy is used only with the sha256 of
-the recipe, so values never change.
+The environment variable FEATUREMILL_STAGE is the folder. A copy is used only if it has the sha256
+of the recipe.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from featuremill.workload import Weights
 def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
     """Return `weights` with the path of a copy in the staging folder, if one is set.
 
-    If the node has no free space or the folder cannot be written, the shared file is read and
-    `warn` gets the reason. The values are the same.
+    If the node has no free space or the folder cannot be written, the original is used, and `warn`
+    is called with the reason.
 
     Raises:
-        UserError: the folder's name is not usable.
-        IntegrityError: the shared file is not the one of the recipe.
+        UserError: if the folder's name is not usable.
+        IntegrityError: if the original has another sha256 than the recipe.
     """
     folder = folder_of_this_user()
     if folder is None:
@@ -48,7 +48,7 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
 
 
 def folder_of_this_user() -> Path | None:
-    """Return the folder of copies; None if none is set."""
+    """Return this user's folder of copies; None if no staging folder is set."""
     variable = STAGE.value()
     if not variable:
         return None
@@ -95,7 +95,7 @@ def _note(copy: Path) -> Path:
 
 
 def _facts(copy: Path) -> dict[str, Any]:
-    """Return size and times of a copy, or of each file in it, without reading it."""
+    """Return the size, time and inode of a copy, or of each file in it."""
     if copy.is_dir():
         return {name: _facts(copy / name) for name in files.files_below(copy)}
     about = copy.stat()

@@ -1,9 +1,9 @@
 """The supervisor of a shard's workers: restarts them, and separates bad records from bad devices.
 
-When a worker dies with batches in flight, their records are suspected: the next worker runs each of
-them alone, and a record that kills a worker alone becomes a failed row. When a worker dies with
-nothing in flight, or of a device error before any batch succeeded, the device is suspected. A stop
-by hand counts against no record.
+When a worker dies with batches in flight, their records are suspected: the next worker computes
+each of them alone, and a record that ends a worker alone becomes a failed row. When a worker dies
+with nothing in flight, or of a device error before any batch succeeded, the device is suspected. An
+interruption counts against no record.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from featuremill.store.receipt import Receipt
 
 MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
-"""Deaths without a committed batch between them. After so many, the records are not the cause."""
+"""Deaths without a committed batch between them, after which the shard fails."""
 LAST_MOMENT_SECONDS = 1.0
-"""A scheduler or the kernel (out of memory) that kills a whole job may kill the worker first. After
-this time this process is dead, too, and has blamed no record."""
+"""Pause after a SIGKILL of the worker. If a scheduler or the kernel (out of memory) kills the whole
+job, this process ends within it, before it counts the death against a record."""
 LAST_WORDS_SECONDS = 5.0
-"""How long children of a dead worker may keep its standard error open."""
+"""Longest wait for the end of a dead worker's standard error, which its children may keep open."""
 WHEN_IT_HUNG = (
     "was ended, as it hung (the log has the stack; if a slow device was taken for a hang, set "
     "FEATUREMILL_STALL_SECONDS higher)"
@@ -60,7 +60,7 @@ class _WorkerDiedError(Exception):
         super().__init__(manner)
         self.blames_device = blames_device
         self.reason = kind.reason(manner)
-        """The reason of a record that ends a worker in this way, alone."""
+        """The reason of a failed record that ended a worker alone in this way."""
 
 
 class Supervisor:
@@ -92,9 +92,9 @@ class Supervisor:
         """Return the receipt of the worker that finished the shard, with the samples of the job.
 
         Raises:
-            UserError: the worker found that the request cannot be met.
-            WorkloadError: the workload fails outside a record.
-            DeviceError: no device is left, or workers die on everything.
+            UserError: if the worker cannot fulfil the request.
+            WorkloadError: if the workload fails outside a record.
+            DeviceError: if no device is left, or too many workers die in a row.
         """
         self._recall_strikes()
         deaths_in_a_row = 0
@@ -126,7 +126,7 @@ class Supervisor:
             log.warning("%s: the worker %s; starting another", self._name, manner)
 
     def _recall_strikes(self) -> None:
-        """Read from the journal's log which rows were in flight when earlier workers died."""
+        """Read the strikes of earlier jobs from the journal's log: rows in flight at a death."""
         state = journal_log.read_log(self._log_path)
         for rows in state.strikes if state else []:
             self._strike(rows, reasons.CRASH.reason("in an earlier job"))
@@ -139,7 +139,7 @@ class Supervisor:
     def _blame(self, held: Lease, death: _WorkerDiedError, worked_before: bool) -> None:
         """Count a death against the rows in flight, the device, or both.
 
-        A device error may be caused by a record: if the record was alone and the same worker had
+        A device error counts against a record if the record was alone, and the same worker had
         committed other batches on the device before.
         """
         state = journal_log.read_log(self._log_path)
@@ -157,8 +157,8 @@ class Supervisor:
         return len(state.commits) if state else 0
 
     def _given_up(self, manner: str) -> list[str]:
-        """Return the UUIDs of devices that are not tried again; `manner` is how the last worker
-        died."""
+        """Return the UUIDs of devices that are not used again; `manner` describes the last
+        death."""
         given_up = [u for u, count in self._failures.items() if count >= MAX_FAILURES_A_DEVICE]
         allowed = devices_for(self._choice) if given_up else []
         if given_up and all(device.uuid in given_up for device in allowed):
@@ -174,7 +174,7 @@ class Supervisor:
         """Run one worker to its end; return its receipt.
 
         Raises:
-            _WorkerDiedError: it died; the error has the manner.
+            _WorkerDiedError: if it died; the message describes how.
         """
         # Output of libraries and crashes goes to the log file, or to the screen if there is none.
         log_level = logging.DEBUG if logs.keeps_details() else logging.WARNING
@@ -219,7 +219,7 @@ class Supervisor:
 
     def _follow(self, worker: subprocess.Popen[str], job: Job) -> Receipt:
         assert worker.stdin and worker.stdout
-        with contextlib.suppress(BrokenPipeError):  # it may have died
+        with contextlib.suppress(BrokenPipeError):  # the worker may have died
             worker.stdin.write(f"{job.model_dump_json()}\n")
             worker.stdin.flush()
         trouble, at = Trouble(), ""
@@ -238,7 +238,7 @@ class Supervisor:
                 at = f", trying {event['message']}" if event["message"] else ""
             elif kind == "note":
                 log.debug("worker: %s", event["message"])
-            elif kind == "done":  # and synced: how the process ends does not matter
+            elif kind == "done":  # the journal is synced, so the exit status does not matter
                 receipt = Receipt.model_validate(event)
                 return receipt.model_copy(update={"telemetry": self._recorder.sees_the_end()})
             else:
@@ -279,8 +279,8 @@ def _exit_message(status: int) -> str:
 
 
 def _threads(count: int) -> dict[str, str]:
-    # Threads that spin at OpenMP's barriers take cores from other programs: with three other jobs
-    # on 2 cores, the demo took 190 s spinning and 79 s sleeping.
+    # Threads that spin at OpenMP's barriers slow down other programs: with three other jobs on 2
+    # cores, the demo took 190 s with spinning and 79 s with sleeping threads.
     waiting = environment.OMP_WAIT_POLICY
     wait = {waiting.name: waiting.text() or "passive"}
     return {**{variable.name: str(count) for variable in THREAD_VARIABLES}, **wait}

@@ -1,7 +1,7 @@
-"""The worker: loads the model once and computes a shard's batches into the journal.
+"""The worker process: load the model once and compute a shard's batches into the journal.
 
-The supervisor starts it with a job as JSON on standard input. It writes one JSON line for each
-event to standard output. It may die at any moment: committed rows stay.
+The supervisor sends a job as JSON on standard input; the worker writes a JSON line for each event
+to standard output. If it dies, committed rows are kept.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from featuremill.workload import (
     plugin_errors,
     refuse_without_packages,
 )
-from featuremill.workload import weights as weights_verb
+from featuremill.workload import weights as weights_command
 from featuremill.workload.batches import Queue, make_batches
 from featuremill.workload.recipe import refuse_other_versions, versions
 
 PIECE_BYTES = 2**30
 MOST_OF_MEMORY = 0.5
-"""The share of the free memory that the file may have. Of a larger file, the first pages might be
-evicted before they are used."""
+"""Largest size of a file to read ahead, as a share of free memory: pages of a larger file might
+be evicted before they are used."""
 
 
 def start(workload: Workload, devices: Sequence[Device]) -> None:
-    """Start what a load on `devices` needs besides torch, and return at once."""
+    """Start preparations for `load` on threads, while torch is imported; return at once."""
     if devices[0].kind == "cuda" and "torch" in workload.Options.PACKAGES:
-        CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # CUDA reads it now
+        CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # before CUDA is initialised
         loading.beside("CUDA", partial(make_contexts, len(devices)))
     if isinstance(workload, StartsAhead):
         workload.start_ahead(devices)
 
 
 def start_reading(path: Path) -> None:
-    """Start to read a file of weights, so that `load` finds it in memory."""
+    """Start to read a file of weights into the page cache, for `load`."""
     if path.is_file():
         loading.beside("weights", partial(_read, path))
 
@@ -87,17 +87,14 @@ def _read(path: Path) -> None:
     if path.stat().st_size > MOST_OF_MEMORY * psutil.virtual_memory().available:
         return
     with path.open("rb") as file, Path(os.devnull).open("wb") as nowhere:
-        # One call reads up to 2 GiB without a copy; each return may wait for Python's lock.
+        # One call reads up to 2 GiB without a copy; each return may wait for the GIL.
         while os.sendfile(nowhere.fileno(), file.fileno(), None, PIECE_BYTES):
             pass
 
 
 def peak_memory_mb(devices: Sequence[Device]) -> int:
-    """Return the peak in MiB: of the devices' memory, or of the process on a CPU.
-
-    Of several devices, that of the fullest, since each device must have so much. It is 0 for a
-    workload on a GPU that computes without torch.
-    """
+    """Return the peak memory in MiB: of the fullest device, or of the process on a CPU; 0 for a
+    workload on a GPU that computes without torch."""
     if devices[0].kind == "cuda":
         torch = sys.modules.get("torch")
         if torch is None:
@@ -156,17 +153,17 @@ def main() -> int:
 
 
 def _leave_with_worker(events: int) -> None:
-    """Have a child that the workload forked end when this process does, and hold no end of the
-    `events`: the supervisor reads them to their end, and a child may hang for ever."""
+    """In a child that the workload forked: end with this process, and close `events`, because the
+    supervisor reads the events to their end and a child may hang."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), events, inheritable=False)
     this_process.die_with_parent(os.getppid(), signal.SIGKILL)
 
 
 def _weights_of(job: Job) -> Weights | None:
-    """Return the job's weights, if they are those of the recipe."""
+    """Return the job's weights; UserError if they are not those of the recipe."""
     if job.weights is None:
         return None
-    weights_here = weights_verb.read(Path(job.weights), job.settings.workload)
+    weights_here = weights_command.read(Path(job.weights), job.settings.workload)
     if weights_here.sha256 != job.settings.weights_sha256:
         raise UserError(
             f"{job.weights}: these are other weights than those the run was planned with; "
@@ -189,8 +186,8 @@ class _ToUser(logging.Handler):
 def _import_torch(packages: Container[str]) -> None:
     """Import torch before the workload's `load`, if it is among the workload's `packages`.
 
-    torch brings a quarter of a million lasting objects. Garbage collection during the import takes
-    a sixth of its time, and a tenth of a second each later time.
+    torch creates 250,000 permanent objects. Garbage collection takes a sixth of the import's time,
+    and a tenth of a second each later time.
     """
     if "torch" not in packages:
         return
@@ -250,8 +247,7 @@ class Worker:
             if row < len(self.costs) and not self.shard.is_done(row):
                 self.shard.commit_failed(row, reason)
         is_left = self._plan()
-        # Also after a kill between the last batch and the receipt: the receipt and the result files
-        # need these facts.
+        # The model is loaded even if no row is left, because the receipt has facts about it.
         self._load()
         if is_left:
             self._compute()
@@ -267,8 +263,8 @@ class Worker:
         solo = [row for row in self.job.solo if row < len(self.costs) and row not in skip]
         skip.update(solo)
         planned = make_batches(self.costs, self.journal.batch_cost)
-        # The cheapest first: it shows the speed of this device before an expensive one could count
-        # as hung. The others keep their first order, also in a resumed part.
+        # The cheapest batch is first: it measures the device before an expensive batch could count
+        # as hung. The others keep their order, also in a resumed part.
         ordered = planned[-1:] + planned[:-1]
         left = [rows for batch in ordered if (rows := [r for r in batch if r not in skip])]
         self.queue.add(left)
@@ -297,7 +293,7 @@ class Worker:
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error
             raise
-        self._refuse_other_files()  # again: `load` has read them by now
+        self._refuse_other_files()  # again, after `load` has read them
         self.seconds["load"] = time.monotonic() - start
 
     def _loads(self, step: str, seconds: float) -> None:
@@ -306,7 +302,7 @@ class Worker:
         _say(self.events, "loads", message=step)
 
     def _too_large(self, error: Exception) -> str:
-        """Return what to do if memory is too small for the model."""
+        """Return the message for a model that is too large for memory."""
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
             free = f"; {free}" if (free := compute.free_on_gpu()) else ""
@@ -372,7 +368,7 @@ class Worker:
             )
 
     def _tell(self, event: str, stage: str, **facts: Any) -> None:
-        """Report the progress, in the form of samples (`featuremill.store.telemetry`)."""
+        """Send an event with the progress, in the form of samples (`store.telemetry`)."""
         cost_left = max(0, self.cost_planned - self.watch.cost_run)
         state = {
             "stage": stage,
@@ -394,8 +390,7 @@ class Worker:
         _say(self.events, event, state=known, **facts)
 
     def _distributions(self) -> list[str]:
-        """Return those whose versions the receipt has. A job that finds all batches computed
-        imports few of them, and its receipt is that of any other."""
+        """Return the distributions whose versions the receipt has, imported or not."""
         needs_torch = "torch" in self.options.PACKAGES
         return [*["torch"] * needs_torch, *optional(self.workload, "VERSIONS_OF")]
 

@@ -1,4 +1,4 @@
-"""The features of a run, for all who go on with them: one reader, of whatever the run left.
+"""Read the features of a run: one reader for all result files, and for parts in the store.
 
     from featuremill import features
 
@@ -6,12 +6,10 @@
     for ids, vectors in run.blocks():
         ...
 
-Vectors come from embeddings.npy, from embeddings.parquet or embeddings/, or, where a run has no
-table, from the parts in its store. They are read in blocks, so a run may be larger than memory.
-`open_parts` gives the parts themselves, with vectors of residues too. `Planned` has the records of
-a run before it is computed.
-
-It knows columns of vectors, and no workload that makes them or step that takes them.
+Vectors are read from embeddings.npy, embeddings.parquet or embeddings/; without a table of results,
+from the parts in the store. They are read in blocks, so a run may be larger than memory.
+`open_parts` opens the parts, also with vectors of residues. `Planned` has the records of a run
+before it is computed.
 """
 
 from featuremill.features.columns import Column, chosen, columns_of

@@ -1,4 +1,4 @@
-"""Which columns of a table or a part are vectors, and which one is meant."""
+"""Find the columns of vectors in a table or a part, and select one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from featuremill.base.errors import UserError
 
 CHOOSING = "--vectors (in Python, column=)"
-"""How a column of several is chosen, where a command has no other way."""
+"""The default advice, in messages, how to choose one column of several."""
 
 
 class Column(NamedTuple):
@@ -18,17 +18,16 @@ class Column(NamedTuple):
 
     name: str
     width: int
-    """Numbers in a vector."""
+    """The length of a vector."""
     is_per_residue: bool
     start: int
-    """Its first place in a row of embeddings.npy, which has the columns of one vector a record."""
+    """The index of its first number in a row of embeddings.npy, which has all pooled columns."""
     total: int
-    """Numbers in such a row."""
+    """The length of such a row."""
 
 
 def columns_of(schema: pa.Schema, of_residues: bool = False) -> dict[str, Column]:
-    """Return the columns with one vector a record and, if `of_residues`, those with one a residue,
-    by name."""
+    """Return the columns with a vector per record (also per residue if `of_residues`), by name."""
     columns: dict[str, Column] = {}
     total = 0
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -47,11 +46,11 @@ def chosen(
     choosing: str = CHOOSING,
     of_residues: bool = False,
 ) -> Column:
-    """Return the column called `column`, or the only one: of those with one vector a record and, if
-    `of_residues`, those with one a residue. `choosing` says how one of several is chosen.
+    """Return the column called `column`, or the only one, of the columns that `columns_of` returns.
+    `choosing` is the advice in messages how to choose one of several.
 
     Raises:
-        UserError: when there is no such column, or several and no choice.
+        UserError: if there is no such column, or several and `column` is None.
     """
     columns = columns_of(schema, of_residues)
     names = list(columns)

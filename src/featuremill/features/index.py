@@ -1,7 +1,7 @@
-"""Rows by id, of many ids: an index that memory holds in 17 bytes a record.
+"""An index of rows by id, with 17 bytes of memory per record.
 
-It holds a hash of each id and its row. A row is taken for a record only once the id that stands
-there was read and is the same, so no id gets another's vector whatever the hashes are.
+It has a hash of each id and its row. A row is returned only after the id in that row was read and
+compared, so hash collisions never assign a vector to a wrong id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from featuremill.base.text import clipped
 from featuremill.features.table import Rows
 
 NOWHERE = -1
-"""The row of an id that is not there."""
+"""The row of an id that does not exist."""
 IDS_AT_ONCE = 2**17
 
 
@@ -28,8 +28,8 @@ Hashes = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 
 
 def hashes_at(path: Path, num_rows: int) -> Hashes | None:
-    """Return the index of so many rows that merge wrote, memory-mapped; None where there is none,
-    or it is of other rows."""
+    """Return the index of `num_rows` rows that merge wrote, memory-mapped; None if it is missing or
+    has another number of rows."""
     try:
         both = np.load(path, mmap_mode="r" if num_rows else None)
     except (OSError, ValueError, EOFError):
@@ -45,7 +45,7 @@ class Named(Protocol):
     num_rows: int
 
     def ids_of(self, rows: Rows) -> list[str]:
-        """Return the ids that stand in `rows`."""
+        """Return the ids of `rows`."""
 
 
 def _hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
@@ -60,13 +60,13 @@ def sorted_hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
 
 
 class Index:
-    """Which row of some features is which record's."""
+    """Finds the rows of features by the ids of records."""
 
     def __init__(self, features: Named, stored: Hashes | None = None) -> None:
-        """Read all ids, unless the index of them is `stored`.
+        """Read all ids, unless their index is `stored`.
 
         Raises:
-            UserError: when two records have the same one.
+            UserError: if two records have the same id.
         """
         self._features = features
         self.is_met = np.zeros(features.num_rows, bool)
@@ -82,9 +82,9 @@ class Index:
         all_hashes = np.concatenate(hashes)
         self._order = np.argsort(all_hashes, kind="stable")
         self._sorted = all_hashes[self._order]
-        self._refuse_twins()
+        self._refuse_repeated()
 
-    def _refuse_twins(self) -> None:
+    def _refuse_repeated(self) -> None:
         equal = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
         rows = np.unique(np.concatenate([self._order[equal], self._order[equal + 1]]))
         row_of: dict[str, int] = {}
@@ -98,7 +98,7 @@ class Index:
             row_of[id] = row
 
     def rows_of(self, ids: Sequence[str]) -> Rows:
-        """Return the row of each id, NOWHERE for one that is not there."""
+        """Return the row of each id; NOWHERE if it does not exist."""
         rows_found = np.full(len(ids), NOWHERE)
         all_ids, hashes = np.array(ids, object), _hashes(ids)
         positions = np.searchsorted(self._sorted, hashes)
@@ -111,7 +111,7 @@ class Index:
             rows = self._order[positions[pending]].astype(np.int64)
             is_same = np.array(self._features.ids_of(rows), object) == all_ids[pending]
             rows_found[pending[is_same]] = rows[is_same]
-            pending = pending[~is_same]  # another id with the same hash: look at the next one
+            pending = pending[~is_same]  # another id with the same hash: try the next row
             positions[pending] += 1
         self.is_met[rows_found[rows_found != NOWHERE]] = True
         return rows_found

@@ -1,4 +1,4 @@
-"""Results in Python: a run's vectors as a pandas DataFrame or a NumPy matrix."""
+"""`featuremill.load` and `load_matrix`: a run's vectors as a pandas DataFrame or a NumPy matrix."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
 MOST_NAMED = 3
-"""Ids that a message lists."""
+"""Largest number of ids in a message."""
 
 
 def rows_of(path: Path, ids: Sequence[str]) -> pa.Table:
-    """Return the rows of the table at `path` that have these `ids` or accessions, in their order,
-    each with all columns; in a run with samples, an id is <sample>/<id>.
+    """Return the rows of the table at `path` with these `ids` or accessions, in their order, with
+    all columns; in a run with samples, an id is <sample>/<id>.
 
     Raises:
-        UserError: names those that are not there.
+        UserError: if an id does not exist; the message names it.
     """
     table = Table(path)
     return taken(table, places_of(table, ids))
@@ -44,7 +44,7 @@ def places_of(table: Table, ids: Sequence[str]) -> Rows:
     """Return the row of each of the `ids`.
 
     Raises:
-        UserError: names those that are not there.
+        UserError: if an id does not exist; the message names it.
     """
     row_of = Records(Results(table.path.parent), table).rows_named(ids)
     if missing := [id for id in dict.fromkeys(ids) if id not in row_of]:
@@ -58,7 +58,7 @@ def places_of(table: Table, ids: Sequence[str]) -> Rows:
 
 
 def taken(table: Table, rows: Rows) -> pa.Table:
-    """Return these rows of a table, in this order, with all columns."""
+    """Return the `rows` of a table, in their order, with all columns."""
     places, batches = [np.empty(0, np.int64)], [table.schema.empty_table()]
     for where, batch in table.pieces(rows, table.schema.names):
         places.append(where)
@@ -69,7 +69,7 @@ def taken(table: Table, rows: Rows) -> pa.Table:
 
 
 NESTED = ("options", "versions")
-"""Attributes of a table that are JSON."""
+"""Attributes of a table whose values are JSON."""
 
 
 def load(
@@ -78,22 +78,21 @@ def load(
     *,
     ids: Sequence[str] | str | None = None,
 ) -> pd.DataFrame:
-    """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
+    """Return the results of `run` (such as "results/demo"): a row per record, indexed by id.
 
-    Its table may be named in its place: embeddings.parquet or embeddings/. Partial results are
-    those of results/demo/partial. Of a run with samples, those of some `samples` alone may be
-    asked for. With `ids`, the rows are those of these records, in this order: whole ids, or the
-    accessions in them; with samples, an id is <sample>/<id>. A text in place of a list is one id,
-    or one sample. Then a table in the order of shards is read only where the rows stand.
+    `run` may also be the table: embeddings.parquet or embeddings/. Partial results are those of
+    results/demo/partial. In a run with samples, `samples` selects some of them. `ids` selects
+    records, in this order: whole ids, or the accessions in them; with samples, an id is
+    <sample>/<id>. A text in place of a list is one id, or one sample. With `ids`, only the needed
+    rows of a table in the order of shards are read.
 
-    Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
-    vectors of shape (width,), or, per residue, lists of one list of numbers a residue. `attrs` are
-    the table's own: model_name, workload, workload_version, options, weights_sha256, recipe and
-    versions.
+    Columns: accession, description, length, sha256, and a column per value whose cells are NumPy
+    vectors of shape (width,), or, per residue, lists with a list of numbers per residue. `attrs`
+    are those of the table: model_name, workload, workload_version, options, weights_sha256, recipe
+    and versions.
 
     Raises:
-        UserError: when there is neither embeddings.parquet nor embeddings/, or no such sample or
-            id.
+        UserError: if there is neither embeddings.parquet nor embeddings/, or no such sample or id.
     """
     if ids is not None and samples is not None:
         raise UserError("load: give samples or ids, and not both; an id names its sample.")
@@ -114,7 +113,7 @@ def load(
 
 
 def _provenance(schema: pa.Schema) -> dict[Hashable | None, Any]:
-    """Return the attributes of a table of results; {} for a table of another program."""
+    """Return the attributes of a table of results; {} for a table by another program."""
     texts = json.loads((schema.metadata or {}).get(b"featuremill", b"{}"))
     return {name: json.loads(texts[name]) if name in NESTED else texts[name] for name in texts}
 
@@ -122,18 +121,18 @@ def _provenance(schema: pa.Schema) -> dict[Hashable | None, Any]:
 def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], npt.NDArray[Any]]:
     """Return (ids, vectors) of `run`, vectors of shape (records, width) in the order of the ids.
 
-    The vectors are memory-mapped from embeddings.npy where the run wrote it, and otherwise read
-    from embeddings.parquet or embeddings/, which may be named in place of the run. `column` says
-    which one where there are several pooled values.
+    The vectors are memory-mapped from embeddings.npy if the run wrote it, else read from
+    embeddings.parquet or embeddings/, which may also be given as `run`. `column` selects one of
+    several columns of pooled values.
 
     Raises:
-        UserError: when the run has no such file or column.
+        UserError: if the run has no such file or column.
     """
     path = _table(run)
     schema = _dataset(path).schema
     selected = chosen(schema, column, path)
-    its_ids = _read(path, columns=IdColumns.among(schema.names).names)
-    ids: list[str] = whole_ids(with_keys(its_ids)).to_pylist()
+    columns_of_ids = _read(path, columns=IdColumns.among(schema.names).names)
+    ids: list[str] = whole_ids(with_keys(columns_of_ids)).to_pylist()
     if path != Path(run) and _has_npy(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, selected.start : selected.start + selected.width]
@@ -141,15 +140,15 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
 
 
 def _has_npy(run: str | Path) -> bool:
-    """Return whether there is an embeddings.npy with the rows of the table: one that was exported
-    is in the order of the input."""
+    """Return whether there is an embeddings.npy with the rows of the table. With results by shard,
+    an exported one has another order."""
     delivery = Results(Path(run)).find_delivery()
     is_by_shard = delivery is not None and delivery.row_order == "shard"
     return not is_by_shard and format_of("npy").file in _outputs(run)
 
 
 def _dataset(path: Path) -> ds.Dataset:
-    """Open a table; names of folders such as sample=a are columns, too."""
+    """Open a table; names of folders such as sample=a become columns."""
     files = list(map(str, files_of(path)))
     keys = [(key, pa.string()) for key in KEYS if any(path.glob(f"{key}=*"))]
     by_name = ds.partitioning(pa.schema(keys), flavor="hive") if keys else None
@@ -175,7 +174,7 @@ def _read(
 
 
 def _table(run: str | Path) -> Path:
-    """Return the run's table: one file, or a folder of files to be read in the order of names."""
+    """Return the path of the run's table: a file, or a folder of files."""
     if _is_table(Path(run)):
         return Path(run)
     has_dataset = format_of("parquet_dataset").file in _outputs(run)
@@ -224,5 +223,5 @@ def _file(run: str | Path, output: str) -> Path:
 
 
 def _outputs(run: str | Path) -> list[str]:
-    """Return the result files that the run lists: a left-over file may be of another run."""
+    """Return the result files in manifest.json; a file that it does not list may be stale."""
     return list(Results(Path(run)).written())

@@ -1,10 +1,10 @@
-"""The exact k nearest of many vectors, block by block, in bounded memory.
+"""Find the exact k nearest of many vectors, block by block, in bounded memory.
 
-A matrix product in the vectors' own precision (float32 for float16) gives each score within a bound
-on the rounding error that holds for any order of its sums (Higham, Accuracy and Stability of
-Numerical Algorithms, 2002, section 3.1). Vectors that may be among the k best within that bound are
-scored again in float64, pair by pair. So scores and ranks do not depend on blocks, threads or the
-BLAS, and equal vectors have equal scores.
+A matrix product in the vectors' precision (float32 for float16) approximates each score, within a
+bound on the rounding error for any order of its sums (Higham, Accuracy and Stability of Numerical
+Algorithms, 2002, section 3.1). Vectors that may be among the k best within that bound are scored
+again in float64, pair by pair. So scores and ranks do not depend on blocks, threads or the BLAS,
+and equal vectors have equal scores.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Mask = npt.NDArray[np.bool_]
 
 FEW_QUERIES = 8
 FEW_BYTES = 2**20
-"""Bytes of vectors in a block for few queries: a core's cache holds the block between passes."""
+"""Bytes of vectors in a block for up to FEW_QUERIES queries, so that it fits a core's cache."""
 MANY_BYTES = 2**23
-"""For many queries, whose products take longer than Python's work for a block."""
+"""Bytes of vectors in a block for more queries."""
 MANY_PAIRS = 2**22
-"""Pairs of a query and a vector that are compared together."""
+"""Largest number of pairs of a query and a vector that are compared together."""
 MOST_QUERIES = 1000
 MOST_FOUND = 200_000
-"""Nearest vectors of all queries in memory, unless a single query has more."""
+"""Largest number of nearest vectors in memory for all queries, unless one query has more."""
 NUMBERS_AT_ONCE = 2**20
-"""Numbers of vectors that are scored together in float64: 8 MiB."""
+"""Numbers that are scored together in float64: 8 MiB."""
 
 
 class NotFiniteError(Exception):
@@ -44,22 +44,22 @@ class NotFiniteError(Exception):
 
 
 Ranks = Callable[[Rows], Rows]
-"""Returns a rank of each of some rows, by which equally near ones are ordered."""
+"""A function that returns the ranks of rows, which order equally near rows."""
 
 
 class Found(NamedTuple):
-    """The nearest to one query, nearest first; equally near ones by rank, or in their order."""
+    """The nearest rows to one query, nearest first; equally near rows by rank, or in order."""
 
     rows: Rows
     scores: Scores
-    """Their cosines, dot products or Euclidean distances."""
+    """The cosines, dot products or Euclidean distances of the rows."""
 
 
 def metric_of(word: str) -> Metric:
-    """Return the metric that a user names.
+    """Return the metric with this name or synonym.
 
     Raises:
-        UserError: there is no such metric.
+        UserError: if there is no such metric.
     """
     if word not in METRICS | SYNONYMS:
         raise UserError(f"metric: there is no {word!r}; give one of {', '.join(METRICS)}.")
@@ -67,12 +67,12 @@ def metric_of(word: str) -> Metric:
 
 
 def queries_at_once(k: int) -> int:
-    """Return how many queries to give to one `Nearest`."""
+    """Return the number of queries for one `Nearest`."""
     return max(1, min(MOST_QUERIES, MOST_FOUND // k))
 
 
 def rows_of_block(num_queries: int, row_bytes: int) -> int:
-    """Return how many vectors to pass to `Nearest.add` at once."""
+    """Return the number of vectors for one call of `Nearest.add`."""
     size = FEW_BYTES if num_queries <= FEW_QUERIES else MANY_BYTES
     return max(1, min(size // max(1, row_bytes), MANY_PAIRS // num_queries))
 
@@ -81,7 +81,7 @@ def exact_scores(vectors: Matrix, queries: Matrix, metric: Metric) -> Scores:
     """Return the score of each row of `vectors` (rows, width) for the same row of `queries`, in
     float64.
 
-    The cosine with a vector of zeros is 0. NaN where the numbers are not finite.
+    The cosine with a vector of zeros is 0. The score is NaN if a number is not finite.
     """
     rows = vectors.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -101,7 +101,7 @@ def _lengths(vectors: Matrix) -> Scores:
 
 
 class Nearest:
-    """The k nearest to each query of the vectors added so far; ties go to the lowest rank, or the
+    """The k nearest of the added vectors to each query; ties are won by the lowest rank, or the
     earliest vector."""
 
     def __init__(
@@ -112,8 +112,8 @@ class Nearest:
         dtype: npt.DTypeLike,
         ranks: Ranks | None = None,
     ) -> None:
-        """Start empty; `queries` is (queries, width), `dtype` is the vectors' type. `ranks` is
-        called for rows that are equally near."""
+        """Start without vectors; `queries` is (queries, width), `dtype` is that of the vectors.
+        `ranks` is called for equally near rows."""
         self.k = k
         self._metric: Metric = metric
         self._queries = np.ascontiguousarray(queries, np.float64)
@@ -122,7 +122,7 @@ class Nearest:
         limits = np.finfo(self._dtype)
         self._bound = self._dtype.type((1.5 * queries.shape[1] + 16) * limits.eps)
         self._squares = (float(limits.tiny) * 1e8, float(limits.max) * 1e-8)
-        """Squared norms outside these bounds lost digits to underflow, or may overflow."""
+        """Bounds of squared norms; outside, digits were lost to underflow, or sums may overflow."""
         with np.errstate(all="ignore"):
             norms = _lengths(self._queries)[:, None]
             is_cosine = metric == "cosine"
@@ -131,15 +131,15 @@ class Nearest:
             self._factors = np.ascontiguousarray(factors, self._dtype)
             self._norms = norms.astype(self._dtype)
         self._floors = np.full((len(queries), 1), -np.inf, self._dtype)
-        """For each query a lower bound of the closeness of its k best, as from `_approximate`."""
+        """For each query, a lower bound of the closeness of its k best, as by `_approximate`."""
         self._best = _Best(len(queries), k, ranks)
 
     def add(self, first_row: int, vectors: Matrix, is_excluded: Mask | None = None) -> None:
-        """Add a block (rows, width); `first_row` is its place among all, in ascending order.
-        `is_excluded` (queries, rows) are the pairs that do not count.
+        """Add a block (rows, width) with the row number `first_row`; blocks are in ascending order.
+        `is_excluded` (queries, rows) is the mask of pairs to skip.
 
         Raises:
-            NotFiniteError: a number in it is not finite.
+            NotFiniteError: if a number in it is not finite.
         """
         rows = np.ascontiguousarray(vectors, self._dtype)
         with np.errstate(all="ignore"):
@@ -156,14 +156,14 @@ class Nearest:
             at_once = max(1, NUMBERS_AT_ONCE // rows.shape[1])
             for start in range(0, len(pairs), at_once):
                 numbers, near = np.divmod(pairs[start : start + at_once], len(rows))
-                self._look_closely(numbers, near, first_row, rows)
+                self._score_exactly(numbers, near, first_row, rows)
 
     def _are_usual(self, squares: Matrix) -> Matrix:
         return (squares > self._squares[0]) & (squares < self._squares[1])
 
     def _approximate(self, rows: Matrix) -> tuple[Matrix, Matrix, Matrix]:
-        """Return each row's closeness to each query and the largest error of it (both of shape
-        (queries, rows), or 1 in place of either), and for which rows the bound holds (rows,).
+        """Return the closeness of each row to each query and its largest error (both (queries,
+        rows), broadcastable), and the mask of rows for which the error holds (rows,).
 
         Closeness is the cosine, the dot product, or the negative squared distance.
         """
@@ -171,7 +171,7 @@ class Nearest:
         is_sure = self._are_usual(squares) & self._is_sure
         lengths = np.sqrt(squares)
         if len(self._factors) <= FEW_QUERIES:
-            # For so little work, the threads of a BLAS wait longer than they compute.
+            # For few queries, the threads of a BLAS wait longer than they compute.
             products = np.stack([np.einsum("ij,j->i", rows, each) for each in self._factors])
         else:
             products = self._factors @ rows.T
@@ -183,8 +183,8 @@ class Nearest:
         distances = squares + self._norms**2 - 2 * products
         return -distances, self._bound * (self._norms + lengths) ** 2, is_sure
 
-    def _look_closely(self, numbers: Rows, near: Rows, first_row: int, rows: Matrix) -> None:
-        """Score pairs of a query's number and a row exactly, and keep them."""
+    def _score_exactly(self, numbers: Rows, near: Rows, first_row: int, rows: Matrix) -> None:
+        """Score pairs of a query and a row exactly, and add them to the candidates."""
         scores = exact_scores(rows[near], self._queries[numbers], self._metric)
         is_bad = ~np.isfinite(rows[near]).all(1) | np.isnan(scores)
         if is_bad.any():
@@ -195,7 +195,7 @@ class Nearest:
         if self._best.add(numbers, first_row + near, self._sign * scores):
             worst = self._best.worst
             floors = -np.square(worst) if self._metric == "euclidean" else worst
-            # The next lower number: rounding up must not exclude a vector.
+            # The next lower number, so that rounding up excludes no vector.
             below = np.nextafter(floors.astype(self._dtype), -self._dtype.type(np.inf))
             self._floors = below[:, None]
 
@@ -211,25 +211,25 @@ class Nearest:
 
 
 class _Best:
-    """The k best of each query, and later candidates that are not sorted yet."""
+    """The k best rows of each query, and unsorted later candidates."""
 
     def __init__(self, num_queries: int, k: int, ranks: Ranks | None) -> None:
         self.worst = np.full(num_queries, -np.inf)
-        """The closeness of each query's k-th best; -inf while there are fewer."""
+        """The closeness of the k-th best row of each query; -inf while there are fewer."""
         self._num_queries, self._k, self._ranks = num_queries, k, ranks
         self._pieces: list[tuple[Rows, Rows, Scores]] = [
             (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
         ]
-        """Queries' numbers, rows, and their closeness; the first piece is sorted."""
+        """Query numbers, rows, and their closeness; the first piece is sorted."""
         self._num_new = 0
 
     def add(self, numbers: Rows, rows: Rows, closeness: Scores) -> bool:
-        """Add candidates, later rows than before; return whether `worst` has changed."""
+        """Add candidates with later rows than before; return whether `worst` has changed."""
         worst = self.worst[numbers]
-        is_better = closeness >= worst if self._ranks else closeness > worst  # or it is later
+        is_better = closeness >= worst if self._ranks else closeness > worst  # ties lose
         self._pieces.append((numbers[is_better], rows[is_better], closeness[is_better]))
         self._num_new += int(np.count_nonzero(is_better))
-        # A share of all, so that a large k is not sorted again for every block.
+        # Sort only after a share of new candidates, so that a large k is not sorted per block.
         enough = self._num_queries * self._k
         if 4 * self._num_new < enough or self._num_new + len(self._pieces[0][0]) < enough:
             return False
@@ -237,8 +237,8 @@ class _Best:
         return True
 
     def sorted(self) -> tuple[Rows, Scores, Rows]:
-        """Return rows and closeness of the k best of each query, one query after the other, and
-        where each one's end; drop all others."""
+        """Return rows and closeness of the k best of all queries, concatenated, and the end of each
+        query; drop all others."""
         numbers, rows, closeness = map(np.concatenate, zip(*self._pieces, strict=True))
         order = np.lexsort((-closeness, numbers))  # stable, so ties stay in the order of rows
         if self._ranks:
@@ -265,11 +265,11 @@ def nearest_in_memory(
     metric: Metric,
     excluded: Callable[[slice, slice], Mask] | None = None,
 ) -> Iterator[Found]:
-    """Yield the `k` nearest of `vectors` (rows, width) to each query (queries, width), or all
-    there are; `excluded` returns, for some queries and some rows, the pairs that do not count.
+    """Yield the `k` nearest of `vectors` (rows, width), or all, to each query (queries, width);
+    `excluded` returns the mask of pairs to skip for a slice of queries and a slice of rows.
 
     Raises:
-        NotFiniteError: a number in the vectors is not finite.
+        NotFiniteError: if a number in the vectors is not finite.
     """
     k = min(k, len(vectors))
     num_queries = queries_at_once(k)

@@ -1,6 +1,6 @@
-"""Opens the features of a run: finds its results, and the files to read.
+"""Open the features of a run: find its results and the files to read.
 
-Every file is opened and compared with the manifest.json before the first vector is read.
+The sizes of result files are compared with manifest.json before the first vector is read.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def open(
 ) -> Features:
     """Open the features of `run` (such as "results/demo"): the vectors `column`, or the only ones.
 
-    Sizes of files are compared with manifest.json here, their bytes by `Features.check`. `partial`
-    is False for whole results alone, True for partial ones alone, and None for whole ones where
-    there are any. Messages name `choosing` as the way to choose one column of several.
+    Sizes of files are compared with manifest.json here, digests by `Features.check`. `partial` is
+    False for complete results, True for partial results, and None for complete results if there are
+    any, else partial ones. `choosing` is advice in messages how to choose one of several columns.
 
     Raises:
-        UserError: when there are no such results, or no such column of one vector a record.
-        IntegrityError: when files of the store contradict each other.
+        UserError: if there are no such results, or no such column with a vector per record.
+        IntegrityError: if files of the store contradict each other.
     """
     folder = Results(Path(run))
     delivered, delivery = _delivered(folder, partial)
@@ -53,17 +53,17 @@ def open(
         raise UserError(
             f"{folder.root}: no record of these results has a vector; see failed.tsv there."
         )
-    _say(features)
+    _warn(features)
     return features
 
 
 def open_parts(run: str | Path, column: str | None = None) -> Parts:
-    """Open the vectors of `run` as they stand in its store, a row a distinct payload: `column`, or
-    the only one, of those with one vector a record or one a residue.
+    """Open the vectors in the parts of `run`, with a row per distinct payload: of `column`, or of
+    the only column, with a vector per record or per residue.
 
     Raises:
-        UserError: when the run is not whole, a part was removed, or there is no such column.
-        IntegrityError: when its files contradict each other.
+        UserError: if the run is not complete, a part was removed, or there is no such column.
+        IntegrityError: if its files contradict each other.
     """
     folder = Results(Path(run))
     _, delivery = _delivered(folder, False)
@@ -71,7 +71,7 @@ def open_parts(run: str | Path, column: str | None = None) -> Parts:
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:
-    """Return the folder of the results, whole or partial, and their manifest.json."""
+    """Return the folder of the results, complete or partial, and their manifest.json."""
     root = folder.root
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
@@ -116,13 +116,12 @@ def _parts(
 def _opened(
     folder: Results, delivered: Results, delivery: Delivery, column: str | None, choosing: str
 ) -> Features:
-    """Open the table of the results, with embeddings.npy if it is one of them; without a table,
-    open the parts."""
+    """Open the table of the results, with embeddings.npy if there is one, else the parts."""
     root, written = folder.root, delivered.written()
     paths = {output: delivered.root / file for file, output in outputs_of(written).items()}
     path, npy = paths.get("parquet_dataset") or paths.get("parquet"), paths.get("npy")
     if delivery.row_order == "shard":
-        npy = None  # one that was exported is in the order of the input
+        npy = None  # an exported one is in the order of the input
     if path is None and delivery.partial:
         raise UserError(
             f"{root}: this needs embeddings.parquet or embeddings/, which name the record of "
@@ -168,8 +167,8 @@ def _not_as_written(path: Path, root: Path) -> str:
     )
 
 
-def _say(features: Features) -> None:
-    """Warn of results that are partial or of an earlier plan."""
+def _warn(features: Features) -> None:
+    """Log a warning if the results are partial or belong to an earlier plan."""
     counts, plan, root = features.delivery.counts, features.plan, features.folder.root
     if features.delivery.partial:
         log.warning(

@@ -1,7 +1,7 @@
 """The vectors of a finished run, memory-mapped from the parts in its store.
 
-A record's vectors are one (a pooled column) or one a residue. Memory holds 29 bytes a record of the
-shards and a view a batch; what was read of the vectors is the page cache's.
+A record has one vector (in a pooled column) or a vector per residue. Memory holds 29 bytes per
+record of the shards and a view per batch; the vectors themselves are in the page cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import WHOLE
 from featuremill.base.progress import Progress
 from featuremill.features.columns import chosen
-from featuremill.features.table import Matrix, Rows, Table, allow_open
+from featuremill.features.table import Matrix, Rows, Table, allow_open, checked
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import digest_of
@@ -35,11 +35,10 @@ log = logging.getLogger("featuremill.features")
 
 
 class Parts:
-    """The vectors of one column of a run, of those payloads that its records.parquet names.
+    """The vectors of one column of a run, for the payloads in its records.parquet.
 
-    A row is a payload's place among those of all shards, in the plan's order and each shard's own
-    (that of sha256). So equal payloads are one row, and rows do not depend on how parts were
-    computed.
+    Rows are the payloads of all shards, in the order of the plan and, within a shard, of sha256. So
+    equal payloads are one row, and rows do not depend on how parts were computed.
     """
 
     def __init__(
@@ -51,17 +50,17 @@ class Parts:
         choosing: str,
         of_residues: bool,
     ) -> None:
-        """Map the parts; nothing is compared with digests yet. `plan` is that of the `delivery`.
+        """Map the parts, without comparing digests; `plan` is the plan of the `delivery`.
 
         Raises:
-            UserError: when a part was removed, or there is no such column.
-            IntegrityError: when the files contradict each other.
+            UserError: if a part was removed, or there is no such column.
+            IntegrityError: if the files contradict each other.
         """
         self.root = folder.root
         self.recipe, self.settings = plan.recipe, plan.settings
         self._folder, self._delivery = folder, delivery
         self.id_columns = id_columns_of(folder.records)
-        """How its ids look when they are written."""
+        """The columns of ids in a table."""
         names = [source.shard for source in plan.sources]
         paths = [folder.part(plan.recipe, entry.shard) for entry in plan.shards]
         paths += [Path(entry.path) for entry in plan.taken]
@@ -77,15 +76,15 @@ class Parts:
         self.column = chosen(schema, column, self.root, choosing, of_residues)
         self._parts = dict(zip(names, paths, strict=True))
         self._views: list[Matrix] = []
-        """The vectors of each batch (vectors, width), mapped."""
+        """The memory-mapped vectors (vectors, width) of each batch."""
         self._start_of_shard = np.cumsum([0, *(source.records for source in plan.sources)])
         num_rows = int(self._start_of_shard[-1])
         self._batch = np.zeros(num_rows, np.int32)
         self._first = np.zeros(num_rows, np.int64)
         self.num_of_row = np.zeros(num_rows, np.int64)
-        """Vectors of each row: none of one that failed or that records.parquet does not have."""
+        """Number of vectors of each row; 0 if it failed or is not in records.parquet."""
         self.hash_of_row = np.zeros(num_rows, np.uint64)
-        """The first eight bytes of each payload's sha256."""
+        """The first eight bytes of the sha256 of each payload."""
         for number, path in enumerate(paths):
             self._open(path, number)
         self._shards = pa.array(names, pa.string())
@@ -101,7 +100,7 @@ class Parts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all vectors, as they stand in the parts."""
+        """Bytes of all vectors in the parts."""
         return sum(view.nbytes for view in self._views)
 
     def _read(self, path: Path) -> tuple[pa.Schema, list[pa.RecordBatch]]:
@@ -114,7 +113,7 @@ class Parts:
             raise self._damaged(path) from None
 
     def _open(self, path: Path, number: int) -> None:
-        """Map the part at `path`, that of the plan's shard `number`."""
+        """Map the part at `path` of the shard `number` in the plan."""
         sha256, ok, firsts, counts, numbers = [], [], [], [], []
         for batch in self._read(path)[1]:
             values = batch[self.column.name]
@@ -141,11 +140,11 @@ class Parts:
         self.hash_of_row[here] = names[order].view(">u8").reshape(-1, 4)[:, 0]
 
     def check(self, number: int = 0, num_shares: int = 1) -> None:
-        """Compare each part's bytes with the digest that manifest.json has; of several processes,
-        each takes its share of the parts.
+        """Compare parts with their digests in manifest.json: share `number` of `num_shares`, for
+        several processes.
 
         Raises:
-            IntegrityError: names the first that differs.
+            IntegrityError: if a part differs; the message names the first.
         """
         shown = Progress(log, "checking parts", "parts")
         share = list(self._parts.items())[number::num_shares]
@@ -165,7 +164,7 @@ class Parts:
         )
 
     def _records(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Rows]]:
-        """Yield records.parquet in batches, and the row of each record; -1 where it has none."""
+        """Yield records.parquet in batches, and the row of each record; -1 if it has none."""
         for batch in read_records(self._folder.records, columns):
             column = batch["shard"]
             number_of = pc.index_in(column.dictionary, value_set=self._shards)
@@ -174,19 +173,19 @@ class Parts:
             yield batch, np.where(number < 0, -1, self._start_of_shard[number] + rows)
 
     def _with_vectors(self, rows: Rows) -> Rows:
-        """Return which records of a batch of records.parquet have vectors."""
+        """Return the indices of the records with vectors in a batch of records.parquet."""
         return np.flatnonzero((rows >= 0) & (self.num_of_row[rows] > 0))
 
     def records(self) -> Iterator[tuple[list[str], Rows]]:
-        """Yield the ids of all records that have vectors, in the order of the input, and the row of
-        each; 100,000 at a time. Ids are whole."""
+        """Yield the whole ids and rows of all records with vectors, in the order of the input."""
         for batch, rows in self._records([*WHOLE, "shard", "row"]):
             indices = self._with_vectors(rows)
             ids = whole_ids(batch)
             yield ids.take(pa.array(indices)).to_pylist(), rows[indices]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
-        """Return the vectors (n, width) at the offsets `within` these rows."""
+        """Return the vectors (n, width) at the offsets `within` these rows, all of which exist."""
+        within = checked(within, self.num_of_row[checked(rows, len(self._first))])
         batch, position = self._batch[rows], self._first[rows] + within
         vectors = np.empty((len(rows), self.column.width), dtype)
         order = np.argsort(batch, kind="stable")
@@ -196,15 +195,15 @@ class Parts:
         return vectors
 
     def of_rows(self, rows: Rows) -> tuple[Matrix, Rows]:
-        """Return all vectors (n, width) of `rows` in float32, one after the other, and how many
-        each row has."""
+        """Return all vectors (n, width) of `rows` in float32, concatenated, and the number of
+        vectors of each row."""
         counts = self.num_of_row[rows]
         ends = np.cumsum(counts)
         within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
         return self.take(np.repeat(rows, counts), within), counts
 
     def by_record(self) -> tuple[Table, RecordVectors]:
-        """Return the records that have vectors, in the order of the input, and their vectors."""
+        """Return the records with vectors, in the order of the input, and their vectors."""
         first, ordinals, rows_of = 0, [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for batch, rows in self._records(["shard", "row"]):
             places = self._with_vectors(rows)
@@ -216,14 +215,14 @@ class Parts:
 
 
 class RecordVectors:
-    """One vector a record, in the order of the input."""
+    """One vector per record, in the order of the input."""
 
     def __init__(self, parts: Parts, rows: Rows) -> None:
         self._parts, self._rows = parts, rows
         self.dtype = parts.dtype
 
     def __getitem__(self, records: Rows | slice) -> Matrix:
-        """Return the vectors (records, width) of some records."""
+        """Return the vectors (records, width) of the selected records."""
         rows = self._rows[records]
         return self._parts.take(rows, np.zeros(len(rows), np.int64), self.dtype)
 
@@ -245,7 +244,7 @@ class RecordsRows(Table):
 
 
 def view(vectors: pa.FixedSizeListArray) -> Matrix:
-    """Return vectors (n, width) without a copy; those that are null have any numbers."""
+    """Return vectors (n, width) without a copy; vectors that are null have undefined numbers."""
     flat = vectors.values
     dtype = np.dtype(flat.type.to_pandas_dtype())
     mapped: Matrix = np.frombuffer(

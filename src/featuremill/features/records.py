@@ -1,4 +1,5 @@
-"""One vector a record of a run, and whose each one is."""
+"""The records of a run by row or by id, with one vector per record (`Features`) or before they are
+computed (`Planned`)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from featuremill.base.id_columns import WHOLE, accessions
 from featuremill.features.columns import Column
 from featuremill.features.index import NOWHERE, Index, hashes_at
 from featuremill.features.parts import RecordsRows, RecordVectors
-from featuremill.features.table import Matrix, Rows, Stored, Table
+from featuremill.features.table import Matrix, Rows, Stored, Table, checked
 from featuremill.store import failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
@@ -25,13 +26,13 @@ from featuremill.store.records import read_records, samples_of, whole_ids
 from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
-"""Vectors of one block of `Features.blocks`."""
+"""Bytes of vectors in a block of `Features.blocks`."""
 MOST_OF_ACCESSION = 3
-"""Ids that a message lists if several records have an accession."""
+"""Largest number of ids in a message about an accession of several records."""
 
 
 class Record(NamedTuple):
-    """What a row is."""
+    """The record of a row."""
 
     id: str
     length: int
@@ -42,42 +43,41 @@ class Record(NamedTuple):
 
 
 class Records:
-    """Records of a run, in the order of its input. A row is a record's number among these, from
-    0."""
+    """The records of a table of a run; a row is the index of a record in the table."""
 
     def __init__(self, folder: Results, table: Table) -> None:
-        """`table` says what the rows are."""
+        """`table` has the ids of the rows."""
         self.folder, self.table = folder, table
         self._hashes = hashes_at(table.path.with_name(index_of(table.path.name)), table.num_rows)
         self.name = str(folder.root)
         self.num_rows = table.num_rows
         self.id_columns = table.id_columns
-        """How its ids look when they are written."""
+        """The columns of ids in a table."""
 
     def samples(self) -> dict[str, list[str]]:
-        """Return the names of the samples, and each other column of their sheet, as the last plan
-        has them; nothing without a sheet."""
+        """Return the columns of the sheet of samples in the last plan, with the names of the
+        samples; {} without a sheet."""
         return samples_of(self.folder.records) if self.id_columns.keys else {}
 
     def index(self) -> Index:
-        """Return the index of the ids: that which merge wrote, or one that is made now.
+        """Return the index of the ids, by merge or built now.
 
         Raises:
-            UserError: when two records have the same id.
+            UserError: if two records have the same id.
         """
         return Index(self, self._hashes)
 
     def ids_of(self, rows: Rows) -> list[str]:
-        """Return the whole ids of `rows`: <sample>/<id>, or the id where the sample is empty."""
+        """Return the whole ids of `rows`: <sample>/<id>, or the id without a sample."""
         ids_found = np.empty(len(rows), object)
-        for places, batch in self.table.pieces(rows, WHOLE):
+        for places, batch in self.table.pieces(checked(rows, self.num_rows), WHOLE):
             ids_found[places] = whole_ids(batch).to_pylist()
         ids: list[str] = ids_found.tolist()
         return ids
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
-        """Return the rows of those of `ids` that are there: by the index of results by shard, else
-        by one reading of all ids; for very many there is `index`."""
+        """Return the rows of those `ids` that exist, by the index of results by shard, or else by
+        reading all ids. For very many ids, use `index`."""
         row_of: dict[str, int] = {}
         if self._hashes:
             listed = list(dict.fromkeys(ids))
@@ -95,11 +95,11 @@ class Records:
         return row_of
 
     def rows_named(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the rows of those of `names` that are there: whole ids, or the accession of one
-        record, with or without its sample.
+        """Return the rows of those `names` that exist: whole ids, or the accession of one record,
+        with or without its sample.
 
         Raises:
-            UserError: a name is no id, and the accession of several records.
+            UserError: if a name is the accession of several records, and not an id.
         """
         listed = dict.fromkeys(names)
         row_of = self.rows_of(listed)
@@ -114,7 +114,7 @@ class Records:
         return row_of | {name: rows[ids[0]] for name, ids in of_accession.items()}
 
     def _ids_of_accessions(self, names: Collection[str]) -> dict[str, list[str]]:
-        """Return the ids of the records that have one of `names` as accession, a few at most."""
+        """Return up to MOST_OF_ACCESSION ids of records for each of `names` as accession."""
         ids_of: dict[str, list[str]] = {}
         wanted = pa.array(names, pa.string())
         for _, batch in self.table.batches(WHOLE) if names else ():
@@ -130,9 +130,9 @@ class Records:
         return ids_of
 
     def records_of(self, rows: Rows) -> dict[int, Record]:
-        """Return what `rows` are, by row."""
+        """Return the records of `rows`, by row."""
         records: dict[int, Record] = {}
-        rows = np.unique(rows)
+        rows = np.unique(checked(rows, self.num_rows))
         others = Record._fields[1:]
         for places, batch in self.table.pieces(rows, [*WHOLE, *others]):
             columns = (_plain(each) for each in (whole_ids(batch), *map(batch.column, others)))
@@ -140,21 +140,20 @@ class Records:
         return records
 
     def ranks_of(self, rows: Rows) -> Rows:
-        """Return the rank of each of `rows` by sha256 and id, which does not depend on the order of
-        the results."""
+        """Return the rank of each of `rows` by sha256 and id, for any order of the results."""
         records = self.records_of(rows)
         ascending = sorted(records, key=lambda row: (records[row].sha256, records[row].id))
         rank_of = {row: rank for rank, row in enumerate(ascending)}
         return np.array([rank_of[row] for row in rows.tolist()], np.int64)
 
     def digests(self) -> Iterator[tuple[str, str]]:
-        """Yield the id and the payload's sha256, in hex, of all rows in order."""
+        """Yield the id and the sha256 of the payload, in hex, of all rows in order."""
         for _, batch in self.table.batches([*WHOLE, "sha256"]):
             yield from zip(whole_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
 
 
 class Planned(Records):
-    """Those records of a planned run that are going to have a vector, unless they fail."""
+    """The records of a planned run that will have a vector, unless they fail."""
 
     is_of_plan = True
 
@@ -162,8 +161,8 @@ class Planned(Records):
         """Read the records.parquet of `run`, such as "results/demo".
 
         Raises:
-            UserError: there is no plan.
-            IntegrityError: the plan is damaged.
+            UserError: if there is no plan.
+            IntegrityError: if the plan is damaged.
         """
         folder = Results(Path(run))
         self.inputs = folder.read_plan().inputs
@@ -175,7 +174,7 @@ class Planned(Records):
         super().__init__(folder, RecordsRows(folder.records, np.concatenate(ordinals)))
 
     def failures(self) -> Iterator[Record]:
-        """Yield the records without a vector, as far as they are known: those that are refused."""
+        """Yield the records that are known to get no vector: the refused ones."""
         every = Table(self.folder.records)
         for _, batch in every.batches([*WHOLE, "status"]):
             is_refused = pc.equal(batch["status"].cast(pa.string()), "refused")
@@ -184,8 +183,7 @@ class Planned(Records):
 
 
 class Features(Records):
-    """One vector a record: all records of a run that have one, in the order of its input, or of
-    its shards where the results are so.
+    """The records of a run with a vector, in the order of the results (of the input, or of shards).
 
     Records with equal payloads have equal vectors.
     """
@@ -200,7 +198,7 @@ class Features(Records):
         vectors: Stored | RecordVectors | Matrix,
         check: Callable[[], None],
     ) -> None:
-        """`table` says what the rows are, `vectors` has theirs, `check` compares digests."""
+        """`table` has the ids of the rows, `vectors` their vectors; `check` compares digests."""
         super().__init__(folder, table)
         self.delivered, self.delivery = delivered, delivery
         self._check = check
@@ -209,34 +207,33 @@ class Features(Records):
         self.column, self.width = column.name, column.width
         self.recipe: str = delivery.recipe
         self.settings = delivery.settings
-        """The settings, of which the recipe is the digest."""
+        """The settings of the recipe."""
         self.vectors = vectors
 
     @property
     def inputs(self) -> list[Input]:
-        """The files of its records; a sheet of samples comes first."""
+        """The input files of the run; a sheet of samples comes first."""
         return self.delivery.inputs
 
     @property
     def is_of_plan(self) -> bool:
-        """Whether the last plan is that of the results; also where there is none."""
+        """Whether the results belong to the last plan; True if there is no plan."""
         return self.plan is None or self.delivery.is_of(self.plan)
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
-        """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,
-        in the number type of the results."""
+        """Yield the ids and the vectors (rows, width) of all rows in order, in blocks of about 32
+        MiB, in the dtype of the results."""
         enough = max(1, BLOCK_BYTES // (self.width * self.vectors.dtype.itemsize))
-        first, lot = 0, list[Matrix]()
+        first, block = 0, list[Matrix]()
         for start, vectors in self.vectors_in_blocks(enough):
-            lot.append(vectors)
+            block.append(vectors)
             end = start + len(vectors)
             if end - first >= enough or end == self.num_rows:
-                yield self.ids_of(np.arange(first, end)), np.concatenate(lot)
-                first, lot = end, []
+                yield self.ids_of(np.arange(first, end)), np.concatenate(block)
+                first, block = end, []
 
     def vectors_in_blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
-        """Yield the vectors alone, (rows, width) with at most `num_rows`, and the first one's
-        row."""
+        """Yield the first row and the vectors (rows, width) of blocks of at most `num_rows`."""
         if isinstance(self.vectors, Stored):
             yield from self.vectors.blocks(num_rows)
             return
@@ -244,31 +241,31 @@ class Features(Records):
             yield start, self.vectors[start : start + num_rows]
 
     def take(self, rows: Rows) -> Matrix:
-        """Return the vectors (rows, width) of `rows`, which are in any order."""
-        return self.vectors[rows]
+        """Return the vectors (rows, width) of `rows`, in their order; all rows have to exist."""
+        return self.vectors[checked(rows, self.num_rows)]
 
     def check(self) -> None:
-        """Compare all bytes that are read with the digests in manifest.json.
+        """Compare all files that are read with their digests in manifest.json.
 
         Raises:
-            IntegrityError: names the file that differs.
+            IntegrityError: if a file differs; the message names it.
         """
         self._check()
 
     def failures(self) -> Iterator[Failure]:
-        """Yield the records of the run that have no vector, and why, in the order of its input;
-        their ids are whole."""
+        """Yield the records of the run without a vector, with whole ids and reasons, in the order
+        of the input."""
         path = self.delivered.root / FAILED[0]
         failures = failed.read(path) if path.exists() else iter(())
         return (failure._replace(id=failure.whole_id) for failure in failures)
 
 
 Listed = Features | Planned
-"""Records by their ids, with vectors or still without."""
+"""Records by id, with vectors or before they are computed."""
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """Return a column's values; digests as text in hex, which records.parquet has as bytes."""
+    """Return the values of a column; digests, which are bytes in records.parquet, in hex."""
     values = column.to_pylist()
     is_bytes = pa.types.is_fixed_size_binary(column.type)
     return [value.hex() for value in values] if is_bytes else values

@@ -1,4 +1,4 @@
-"""Some records of a run, with what is known of each: what a report draws a map of."""
+"""The records on the map of a report, with their vectors, labels and notes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featuremill.base.id_columns import ID_ALONE, IdColumns
 from featuremill.features.table import Matrix
 
 MOST_SHOWN = 10_000
-"""Records on a map."""
+"""Largest number of records on a map."""
 
 
 class Labelled(NamedTuple):
@@ -18,7 +18,7 @@ class Labelled(NamedTuple):
 
     title: str
     file: str
-    """The table, as the page shows it."""
+    """The name of the table on the page."""
     texts: Sequence[str | None]
     """The label of each record; None without one."""
 
@@ -28,7 +28,7 @@ class Labelled(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The records that a report shows: all, or some at even distances. Lists are as long as ids."""
+    """The records on the map of a report: all, or evenly spaced ones."""
 
     folder: Path
     """The folder of the results."""
@@ -38,17 +38,17 @@ class Shown(NamedTuple):
     unit: str
     """The unit of lengths, such as "residues"."""
     total: int
-    """Rows of the table."""
+    """Number of rows of the table."""
     column: str
-    """The column of values that is shown."""
+    """The column of the vectors."""
     others: list[str]
     """The other columns of values in the file."""
     vectors: Matrix
-    """(N, D) float32."""
+    """The vectors: (N, D) float32."""
     descriptions: list[str]
     id_columns: IdColumns = ID_ALONE
-    """The columns of which the ids are made."""
+    """The columns of ids in the table."""
     notes: Sequence[str | None] = ()
-    """How records were cut or cleaned; empty if none was."""
+    """Notes how records were truncated or cleaned; empty if there is none."""
     labels: Sequence[Labelled] = ()
-    """The labels of the user's tables; the first colours the map."""
+    """The labels from the user's tables; the first ones colour the map."""

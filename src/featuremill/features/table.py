@@ -1,7 +1,7 @@
-"""A table of results, and its vectors: decoded from it, or mapped from embeddings.npy.
+"""Read a table of results, and its vectors: decoded from it, or mapped from embeddings.npy.
 
 A table is embeddings.parquet, the files of embeddings/, or another Parquet file of rows with ids.
-It is read a few thousand rows at a time, so memory does not grow with it.
+It is read in batches of a few thousand rows, in bounded memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.arrays import matrix
-from featuremill.base.errors import IntegrityError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.features.columns import Column
 from featuremill.store.formats import files_of
 from featuremill.store.records import with_keys
 
 ROWS_AT_ONCE = 4096
-"""Rows that are decoded together."""
+"""Number of rows that are decoded together."""
 MOST_READ = 100_000_000
-"""Values that are read for some rows; a larger table gives them from some of its row groups."""
+"""Largest number of values that `Table.spread` causes to be read."""
 SPARE_FILES = 100
-"""The file descriptors of a process for other purposes."""
+"""File descriptors of the process for other purposes."""
 NUMBERS = "fiu"
-"""Kinds of NumPy types that vectors have: floats and integers."""
+"""Kinds of NumPy dtypes of vectors: floats and integers."""
 Matrix = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
@@ -44,17 +44,25 @@ class Group(NamedTuple):
     first_row: int
     num_rows: int
     key_of: Mapping[str, str]
-    """The keys of ids that all these rows have, as the folders say that they are in."""
+    """The keys of the ids of all its rows, from the names of folders."""
+
+
+def checked(rows: Rows, ends: int | Rows) -> Rows:
+    """Return `rows`, and refuse those that are not from 0 up to `ends`: NumPy accepts -1."""
+    rows = np.asarray(rows, np.int64)
+    if (is_other := (rows < 0) | (rows >= ends)).any():
+        raise UserError(f"there is no row {rows[is_other][0]} here; leave out ids that have none.")
+    return rows
 
 
 class Table:
-    """Rows in one or several Parquet files; if others replace these, it reads what it opened."""
+    """Rows in one or several Parquet files, which stay open if they are replaced."""
 
     def __init__(self, path: Path) -> None:
-        """Open the table at `path`: a file, or a folder whose files are one after the other.
+        """Open the table at `path`: a file, or a folder whose files are concatenated.
 
         Raises:
-            pa.ArrowInvalid: when a file is no Parquet file, or its columns are not the others'.
+            pa.ArrowInvalid: if a file is not Parquet, or has other columns than the first.
         """
         self.path = path
         self.groups: list[Group] = []
@@ -64,7 +72,7 @@ class Table:
         self.schema: pa.Schema = files[0].schema_arrow
         if any(file.schema_arrow != self.schema for file in files):
             raise pa.ArrowInvalid(f"{path}: its files have different columns")
-        # A file that stands alone may lie in a folder that is called like a sample's.
+        # Only folders below `path` count: a single file may be in a folder such as sample=a.
         keys = [_keys_in(path_of_file.relative_to(path)) for path_of_file in files_of_table]
         for key in keys[0]:
             self.schema = self.schema.append(pa.field(key, pa.string()))
@@ -77,21 +85,21 @@ class Table:
                 self.num_rows += num_rows
 
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield `columns` of all rows, some at a time, each time with the first one's number. Keys
-        of ids that the table lacks are empty.
+        """Yield the first row and the `columns` of each batch of rows. Keys of ids that the table
+        lacks are empty.
 
         Raises:
-            IntegrityError: when the bytes turn out to be no rows.
+            IntegrityError: if the table is damaged.
         """
         for group in self.groups:
             yield from self._read(group, columns)
 
     def pieces(self, rows: Rows, columns: Sequence[str]) -> Iterator[tuple[Rows, pa.RecordBatch]]:
-        """Yield `columns` of `rows`, which are in any order, in pieces: where in `rows` these
-        stand, and what the table has there.
+        """Yield `columns` of `rows`, in any order, in pieces: indices into `rows`, and the values
+        there.
 
         Raises:
-            IntegrityError: when the bytes turn out to be no rows.
+            IntegrityError: if the table is damaged.
         """
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
@@ -109,9 +117,8 @@ class Table:
                     break
 
     def spread(self, most: int, width: int) -> Rows:
-        """Return at most `most` evenly spaced rows, ascending: the same each time, from every
-        region of a table that is ordered. Of a large table with values of this `width`, they are
-        from some row groups."""
+        """Return at most `most` evenly spaced rows, ascending, deterministically. In a large table
+        with vectors of this `width`, they are from some row groups only."""
         sizes = np.array([group.num_rows for group in self.groups])
         enough = max(1, min(len(sizes), MOST_READ // (int(sizes.max()) * width)))
         chosen = np.linspace(0, len(sizes) - 1, enough).round().astype(np.int64)
@@ -150,13 +157,13 @@ class Table:
 
 
 def _keys_in(path: Path) -> dict[str, str]:
-    """Return the keys of ids in the names of the folders of a table's file, as in sample=a."""
+    """Return the keys of ids in the folder names of a table's file, such as sample=a."""
     pairs = (folder.name.partition("=") for folder in path.parents)
     return {key: value for key, _, value in pairs if key in KEYS}
 
 
 def allow_open(num_files: int) -> None:
-    """Let this process have so many files open and more, as far as it may."""
+    """Raise the limit of open files of this process to `num_files` and some more, if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = num_files + SPARE_FILES
     if soft < needed and soft != resource.RLIM_INFINITY:
@@ -173,14 +180,14 @@ class Stored:
         self.dtype = np.dtype(kind.to_pandas_dtype())
 
     def blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
-        """Yield all vectors in order, at most `num_rows` together, and the first one's row."""
+        """Yield the first row and the vectors of blocks of at most `num_rows`, in order."""
         for first, batch in self._table.batches([self._column.name]):
             vectors = matrix(batch.column(0))
             for start in range(0, len(vectors), num_rows):
                 yield first + start, vectors[start : start + num_rows]
 
     def __getitem__(self, rows: Rows) -> Matrix:
-        """Return the vectors (rows, width) of `rows`, which are in any order."""
+        """Return the vectors (rows, width) of `rows`, in their order."""
         taken = np.empty((len(rows), self._column.width), self.dtype)
         for places, batch in self._table.pieces(rows, [self._column.name]):
             taken[places] = matrix(batch.column(0))
@@ -191,7 +198,7 @@ def mapped(path: Path, column: Column, num_rows: int) -> Matrix:
     """Return a column (rows, width) of the embeddings.npy at `path`, memory-mapped.
 
     Raises:
-        ValueError, EOFError: when it is not an array of numbers of this shape.
+        ValueError, EOFError: if it is not an array of numbers of this shape.
     """
     if not num_rows:  # nothing to map
         return np.empty((0, column.width), np.float32)

@@ -26,8 +26,10 @@ DECLARED = ("plan.json", "records.parquet", "receipts/*/*.json", "*")
 
 def prepare(workflow: Any, run: Run) -> None:
     """Prepare a run, if this is the main process and it is going to run jobs."""
+    is_imported = internals.is_imported(workflow)
+    is_whole = not (is_imported or refusals.asks_for_less(run.folder))
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
-        reruns.warn_of_reruns(workflow, run)
+        reruns.warn_of_reruns(workflow, run, needs_plan=is_whole)
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if not internals.is_main(workflow) or not internals.executes(workflow) or is_done:
         return
@@ -39,7 +41,6 @@ def prepare(workflow: Any, run: Run) -> None:
     path = config_file(workflow, run.folder)
     refusals.refuse_run_in_run(run)
     refusals.refuse_another_config(run, path)
-    is_imported = internals.is_imported(workflow)
     rules = internals.rule_name(workflow, "{}")
     claim_run(run.folder, rules=rules, config=path, is_imported=is_imported)
     with refusing():
@@ -48,7 +49,6 @@ def prepare(workflow: Any, run: Run) -> None:
         reruns.replan_for_other_versions(workflow, run)
         reruns.rerun_without_inputs(run)
         reruns.convert_lost_weights(workflow, run)
-        is_whole = not (is_imported or refusals.asks_for_less(run.folder))
         reruns.rerun_damaged(run.folder, needs_plan=is_whole)
         if is_whole:
             reruns.rerun_for_config(workflow, run)

@@ -125,7 +125,7 @@ def _follow(
         if show and (has_ended or time.monotonic() - looked > LOOK_SECONDS):
             looked = time.monotonic()
             with contextlib.suppress(Exception):  # a file that is being written
-                states = [reader.look() for reader in readers]
+                states = [reader.poll() for reader in readers]
                 sums = [(state.done.records, state.total.records) for state in states]
                 now = (sum(done for done, _ in sums), sum(total for _, total in sums))
                 if now != told and now[1]:

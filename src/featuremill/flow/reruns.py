@@ -33,6 +33,8 @@ REPLACED = {"input_changed", "option_changed"}
 """Problems of files that were planned and have another content now."""
 BEFORE_ALL = (1, 1)
 """Access and modification times of an output that is out of date, before those of any input."""
+AGAIN = ("This is made again.", "A run makes it again.")
+"""The end of a warning, also that of a dry run."""
 log = internals.log
 
 
@@ -135,8 +137,9 @@ def convert_lost_weights(workflow: Any, run: Run) -> None:
                 path.unlink()
 
 
-def rerun_damaged(results: str, needs_plan: bool = True) -> None:
-    """Rerun what makes the damaged outputs of a planned run, as `status` reports them.
+def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -> None:
+    """Rerun what makes the damaged outputs of a planned run, as `status` reports them. A dry run
+    only prints it.
 
     Where the target may need no plan (`needs_plan` is False), only inputs and files of options
     count whose content has changed. The plan then stays, with an older time.
@@ -155,7 +158,9 @@ def rerun_damaged(results: str, needs_plan: bool = True) -> None:
         if problem.fix.again == "merge" and not has_parts:
             log.warning(f"{results}: {problem.what} The parts that have it were removed.")
             continue  # by `keep: results`: do not compute all again
-        log.warning(f"{results}: {problem.what} This is made again.")
+        log.warning(f"{results}: {problem.what} {AGAIN[is_dry]}")
+        if is_dry:
+            continue
         if not needs_plan:
             os.utime(folder.plan, BEFORE_ALL)
             continue
@@ -211,8 +216,7 @@ def rerun(
     if is_dry and changes:
         log.warning(f"{label}: the config has changed ({in_words(changes)}): a run makes it again.")
     elif others:
-        again = "A run makes it again." if is_dry else "This is made again."
-        log.warning(f"{label}: {listed(others)} changed since this was made. {again}")
+        log.warning(f"{label}: {listed(others)} changed since this was made. {AGAIN[is_dry]}")
     if is_dry:
         return
     paths = [*map(Path, files)]
@@ -230,10 +234,13 @@ def awaits_rerun(path: Path) -> bool:
     return path.stat().st_mtime == BEFORE_ALL[1]
 
 
-def warn_of_reruns(workflow: Any, run: Run) -> None:
+def warn_of_reruns(workflow: Any, run: Run, needs_plan: bool) -> None:
     """Print what a run would compute again and a dry run does not show."""
     folder = Results(Path(run.folder))
     plan = folder.find_plan()
+    if needs_plan and plan is None and folder.delivery.exists():
+        log.warning(f"{run.folder}: plan.json is gone. {AGAIN[True]}")
+    rerun_damaged(run.folder, needs_plan, is_dry=True)
     if others := other_versions(run):
         said = f"here is {others}: a run plans and computes it anew, which a dry run does not show."
         log.warning(f"{run.folder}: {said}")

@@ -81,14 +81,14 @@ def _made(results: str, delivery: Delivery) -> str:
     report, manifest = (Path(results) / name for name in ("report.html", "manifest.json"))
     if report.exists() and report.stat().st_mtime >= manifest.stat().st_mtime:
         files.append(str(report))
-    counts, model = delivery.counts, plain(weights.model_told(delivery.settings))
+    counts, model = delivery.counts, plain(weights.model_name_of(delivery.settings))
     if counts.failed or counts.refused:
         files.append(f"{results}/failed.tsv: the records without features")
     for note, count in list(delivery.notes.items())[:MOST_KINDS]:
         files.append(f"{results}/notes.tsv: {counted(count, 'record')}: {note}")
     lines = "\n".join(f"  {file}" for file in files)
     of_model = f" ({model})" if model else ""
-    return f"\n{counts.told}{of_model}:\n{lines}\n{_caution(delivery)}"
+    return f"\n{counts.in_words}{of_model}:\n{lines}\n{_caution(delivery)}"
 
 
 def _caution(delivery: Delivery) -> str:

@@ -1,10 +1,9 @@
-"""Input files become records: FASTA, FASTQ, tables and flat files, compressed or not.
+"""Read input files as records: FASTA, FASTQ, tables and flat files, compressed or not.
 
-One reader a format, told what to make of a record (`featuremill.inputs.kinds`): `proteins`,
-`nucleotides`, `sequences` (either of these) or `rows`, which is all that a workload calls. The
-suffix says what a file is; whether it is compressed is read from its first bytes. Every bad record
-comes out refused with a reason; a file that as a whole cannot be trusted (cut short, not text, not
-what its name says, of another kind) is a `UserError`. Nothing here knows what a record is used for.
+Workloads call `proteins`, `nucleotides`, `sequences` (either of these) or `rows`. Each format has
+one reader, for each kind of records (`featuremill.inputs.kinds`). The suffix determines the format,
+the first bytes the compression. An invalid record is yielded as refused, with a reason. A file that
+is invalid as a whole (truncated, not text, another format, other records) raises `UserError`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from featuremill.workload import WorkloadOptions
 
 
 class Format(NamedTuple):
-    """A kind of file: its name for people, the module here that reads it, and its suffixes."""
+    """A file format: its name in messages, the module that reads it, and its suffixes."""
 
     name: str
     module: str
@@ -35,7 +34,7 @@ class Format(NamedTuple):
 
 
 FASTA = Format("FASTA", "fasta", (".fa", ".fasta", ".faa", ".fas", ".pep", ".fna", ".ffn", ".frn"))
-"""Also the format of every file whose suffix says nothing: its first line must begin with '>'."""
+"""Also the format of files with an unknown suffix; the first line must begin with '>'."""
 FASTQ = Format("FASTQ", "fastq", (".fastq", ".fq"))
 FORMATS = (
     FASTA,
@@ -48,71 +47,68 @@ FORMATS = (
     Format("EMBL", "flatfile", (".embl",)),
 )
 FLAT = Format("flat file", "flatfile", ())
-"""A file whose first line says so; its name says nothing."""
+"""A flat file that is recognised by its first line, not by its name."""
 FLAT_NAMES = {"swiss": "UniProt", "embl": "EMBL", "pir": "NBRF/PIR"}
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz")
 
 
 class TableOptions(WorkloadOptions):
-    """Options of a workload that reads proteins: which columns of tables count."""
+    """Options of a workload that reads proteins: the columns of tables."""
 
     EXECUTION = frozenset({"id_column", "sequence_column"})
 
     id_column: str = ""
-    """Column of the ids in CSV, TSV and Parquet inputs. If not given, the one called `id`; else the
-    only one of `accession`, `acc`, `entry`, `identifier`, `uniprot`, `uniprot_id`,
-    `protein_id`, `seq_id`, `sequence_id`; else of `name`, `header`, `locus_tag`, `label`, whatever
-    their capitals and whatever joins their words."""
+    """Column of the ids in CSV, TSV and Parquet inputs. If not given, the column `id`; else the
+    only one of `accession`, `acc`, `entry`, `identifier`, `uniprot`, `uniprot_id`, `protein_id`,
+    `seq_id`, `sequence_id`; else of `name`, `header`, `locus_tag`, `label`. Capitals and separators
+    of words (underscores, hyphens, dots, spaces) are ignored."""
     sequence_column: str = ""
-    """Column of the sequences in them. If not given, the only one of
+    """Column of the sequences in CSV, TSV and Parquet inputs. If not given, the only one of
     `sequence`, `seq`, `protein_sequence`, `protein_seq`, `aa_sequence`, `aa_seq`,
-    `amino_acid_sequence`, `sequence_aa`; else of `aa`, `protein`, `residues`, `peptide`. A
-    `description` (else `protein_names`, `protein_name`, `product`) is taken along where there is
-    one."""
+    `amino_acid_sequence`, `sequence_aa`; else of `aa`, `protein`, `residues`, `peptide`. A column
+    `description` (else `protein_names`, `protein_name`, `product`) is read, too."""
 
 
 class NucleotideOptions(TableOptions):
-    """Options of a workload that reads nucleotides: which columns of tables count."""
+    """Options of a workload that reads nucleotides: the columns of tables."""
 
     sequence_column: str = ""
-    """Column of CSV, TSV and Parquet inputs that holds the sequences. If not given, the only one of
+    """Column of the sequences in CSV, TSV and Parquet inputs. If not given, the only one of
     `sequence`, `seq`, `nucleotide_sequence`, `dna_sequence`, `rna_sequence`, `nt_sequence`,
-    `dna_seq`, `rna_seq`, `nt_seq`; else of `nucleotides`, `dna`, `rna`, `cds`, `read`. A
-    `description` (else `protein_names`, `protein_name`, `product`) is taken along where there is
-    one."""
+    `dna_seq`, `rna_seq`, `nt_seq`; else of `nucleotides`, `dna`, `rna`, `cds`, `read`. A column
+    `description` (else `protein_names`, `protein_name`, `product`) is read, too."""
 
 
 class SequenceOptions(TableOptions):
-    """Options of a workload that reads proteins or nucleotides, as it is told."""
+    """Options of a workload that reads proteins or nucleotides, by the option `alphabet`."""
 
     sequence_column: str = ""
-    """Column of CSV, TSV and Parquet inputs that holds the sequences. If not given, it is found by
-    its name, such as `sequence`, `protein` or `dna`. A `description` is taken along where there is
-    one."""
+    """Column of the sequences in CSV, TSV and Parquet inputs. If not given, it is found by its
+    name, such as `sequence`, `protein` or `dna`. A column `description` is read, too."""
     alphabet: Literal["proteins", "nucleotides"]
     """What the inputs are: `proteins`, or `nucleotides` (DNA or RNA, with U read as T)."""
 
     def row_columns(self) -> Mapping[str, type] | None:
-        """Return the columns of tables, with their types, where records are rows and no
-        sequences; else None."""
+        """Return the columns of tables, with types, if records are rows of tables; None if they are
+        sequences."""
         return None
 
 
 class RowOptions(WorkloadOptions):
-    """Options of a workload that reads the rows of tables: which columns count."""
+    """Options of a workload that reads the rows of tables: the columns."""
 
     EXECUTION = frozenset({"id_column"})
 
     id_column: str = ""
-    """Column of the inputs that holds the ids. If not given, it is found by its name, such as `id`,
+    """Column of the ids in the inputs. If not given, it is found by its name, such as `id`,
     `accession` or `name`."""
 
     def payload_columns(self) -> Mapping[str, type] | Sequence[str] | None:
-        """Return the columns whose values are a record's payload; None for all but the ids'.
+        """Return the columns whose values are a record's payload; None: all but the ids.
 
-        With types (str, int, float, bool, list, dict) a row of a CSV or TSV file has the payload
-        that the same values in Parquet have; without, its cells are texts.
+        With types (str, int, float, bool, list, dict), a row of a CSV or TSV file has the same
+        payload as the same values in Parquet; without types, its cells are texts.
         """
         return None
 
@@ -127,11 +123,10 @@ class NamedColumns(RowOptions):
 
 
 def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Stream:
-    """Stream the protein records of `inputs`, file by file and in order, bad ones with a reason.
+    """Yield the protein records of `inputs`, file by file and in order; invalid ones have a reason.
 
-    `options` say which columns of tables count. Memory is bounded by the longest record. All files
-    are looked at before the first one is read, so that a wrong last name doesn't cost the time of
-    the others.
+    `options` name the columns of tables. Memory is bounded by the longest record. All files are
+    checked before the first one is read, so that a wrong last name is reported at once.
     """
     return Stream(inputs, _kind(options or TableOptions()))
 
@@ -141,14 +136,14 @@ def nucleotides(
     options: NucleotideOptions | None = None,
     fasta: str = kinds.NUCLEOTIDES.fasta,
 ) -> Stream:
-    """Stream the records of DNA or RNA in `inputs`, as `proteins` does: IUPAC letters in upper
-    case, U as T; of FASTQ, the qualities are dropped. `fasta` is a module whose
-    `read(path, kind)` reads FASTA in another way."""
+    """Yield the records of DNA or RNA in `inputs`, as `proteins` does: IUPAC letters in upper case,
+    U as T; qualities of FASTQ are dropped. `fasta` is another module with `read(path, kind)` for
+    FASTA."""
     return Stream(inputs, _kind(options or NucleotideOptions())._replace(fasta=fasta))
 
 
 def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Stream:
-    """Stream the records of `inputs` as `proteins` or `nucleotides` does, as `options` say."""
+    """Yield the records of `inputs` as `proteins` or `nucleotides` does, by `options.alphabet`."""
     return Stream(inputs, _kind(options))
 
 
@@ -159,20 +154,19 @@ def spelled(
     fasta: str = kinds.PROTEINS.fasta,
     of_entry: Callable[[Any], Iterator[tuple[str, str, str]]] | None = None,
 ) -> Stream:
-    """Stream the records of letters of an alphabet of one's own, as `proteins` does; `make` makes
-    them (`featuremill.inputs.letters.maker`). `fasta` and `of_entry` are those of its kind."""
+    """Yield the records of letters of another alphabet, as `proteins` does; `make` makes them
+    (`featuremill.inputs.letters.maker`). `fasta` and `of_entry` are fields of `kinds.Sequences`."""
     return Stream(inputs, _kind(options)._replace(make=make, fasta=fasta, of_entry=of_entry))
 
 
 def rows(inputs: Sequence[Path], options: RowOptions | SequenceOptions | None = None) -> Stream:
-    """Stream the rows of the tables `inputs`, as `proteins` does: a payload is the JSON object of
-    the values of `options.payload_columns()` or of `row_columns()` (`featuremill.inputs.cells` says
-    how)."""
+    """Yield the rows of the tables `inputs` as records: a payload is the JSON object of the values
+    of `options.payload_columns()` or `row_columns()` (`featuremill.inputs.cells`)."""
     return Stream(inputs, _kind_of(options or RowOptions()))
 
 
 def columns_taken(path: Path, options: BaseModel) -> str:
-    """Return in words which columns of the table `path` are read; "" for other formats."""
+    """Describe the columns that are read of the table `path`; "" for other formats."""
     if not isinstance(options, TableOptions | RowOptions) or not is_table(path):
         return ""
     names = import_module(_module(format_of(path))).names_of(path)
@@ -183,7 +177,7 @@ def names_in_table(path: Path, what: str) -> list[str]:
     """Return the names of the columns of the table `path`.
 
     Raises:
-        UserError: it cannot be read, or is no table; `what` is read from one.
+        UserError: if it cannot be read or is not a table; `what` is for the message.
     """
     source.check(path)
     if not is_table(path):
@@ -193,7 +187,7 @@ def names_in_table(path: Path, what: str) -> list[str]:
 
 
 def _kind_of(options: TableOptions | RowOptions) -> kinds.Kind:
-    """Return what the options of a workload say that it makes of a record."""
+    """Return the kind of records that the options of a workload describe."""
     if isinstance(options, RowOptions):
         return kinds.Rows(options.id_column, options.payload_columns())
     if isinstance(options, SequenceOptions) and (columns := options.row_columns()):
@@ -210,7 +204,7 @@ def _kind(options: TableOptions) -> kinds.Sequences:
 
 
 def format_of(path: Path) -> Format:
-    """Return what kind of file `path` is, by its suffix."""
+    """Return the format of the file `path`, by its suffix."""
     suffix = _suffix(path)
     if suffix in SPREADSHEETS:
         raise UserError(f"{path}: spreadsheets are not read; save it as CSV (UTF-8) and give that.")
@@ -218,7 +212,7 @@ def format_of(path: Path) -> Format:
 
 
 def evident_format(path: Path) -> str:
-    """Return what kind of input `path` is if its suffix or its first byte says so, else ''."""
+    """Return the name of the format of `path`, by its suffix or first byte; "" if unknown."""
     suffix = _suffix(path)
     if suffix in {suffix for format in FORMATS for suffix in format.suffixes}:
         return format_of(path).name
@@ -227,7 +221,7 @@ def evident_format(path: Path) -> str:
 
 
 def _suffix(path: Path) -> str:
-    """Return the last suffix in small letters, without those of compressed files."""
+    """Return the last suffix in small letters, without suffixes of compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     while suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -246,19 +240,19 @@ def _reader(path: Path, kind: kinds.Kind) -> ModuleType:
     format = format_of(path)
     if isinstance(kind, kinds.Rows):
         _refuse_no_table(path, format)
-    elif format in (FASTA, FASTQ):  # by their first line: a name says little of them
+    elif format in (FASTA, FASTQ):  # decided by the first line, not by the name
         line = _first_line(path)
         is_fastq = kind.has_fastq and line.startswith("@") and not line.startswith(source.SAM)
         format = FASTQ if is_fastq else FASTA
         if format is FASTA and not (kind.fasta == kinds.PROTEINS.fasta and _flat(path, line)):
             return import_module(kind.fasta)
         format = FLAT if format is FASTA else FASTQ
-    # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
+    # pandas, pyarrow and Biopython take longer to import than most inputs to read.
     return import_module(_module(format))
 
 
 def _flat(path: Path, first: str) -> str:
-    """Return which flat file `path` is, by its `first` line; "" where it is none."""
+    """Return the format of the flat file `path`, by its `first` line; "" if it is not one."""
     if not first.startswith("ID   ") and first[3:4] != ";":
         return ""
     from featuremill.inputs.flatfile import format_of as flat_format  # it imports Biopython
@@ -267,7 +261,7 @@ def _flat(path: Path, first: str) -> str:
 
 
 def name_of(path: Path) -> str:
-    """Return what kind of input `path` is, for people."""
+    """Return the name of the format of `path` for messages."""
     format = format_of(path)
     flat = _flat(path, _first_line(path)) if format is FASTA else ""
     return FLAT_NAMES[flat] if flat else format.name
@@ -279,7 +273,7 @@ def _first_line(path: Path) -> str:
 
 
 def _refuse_no_table(path: Path, format: Format) -> None:
-    """Refuse what has no rows, by the line that shows it where the name does not."""
+    """Raise UserError if the file is not a table, by its name or its first line."""
     if format.module == "parquet":
         return
     line = _first_line(path)
@@ -299,7 +293,7 @@ def _refuse_no_table(path: Path, format: Format) -> None:
 
 
 class Stream(Iterator[Record]):
-    """The records of files, or pieces of the files, of which others make the records."""
+    """An iterator over the records of files, or over pieces of files to be parsed elsewhere."""
 
     def __init__(self, inputs: Sequence[Path], kind: kinds.Kind) -> None:
         self._inputs, self._kind = inputs, kind
@@ -310,12 +304,12 @@ class Stream(Iterator[Record]):
         return next(self._records)
 
     def each(self, change: Callable[[Record], Record]) -> Stream:
-        """Have `change` made of every record, also of those made from pieces."""
+        """Apply `change` to every record, including those from pieces; return the stream."""
         self._change = change
         return self
 
     def pieces(self) -> Iterator[Piece | Record]:
-        """Yield what the files hold, in order: pieces of FASTA, and records of other files."""
+        """Yield pieces of FASTA files and records of other files, in order."""
         for path in self._inputs:
             source.check(path)
             format_of(path)
@@ -324,6 +318,7 @@ class Stream(Iterator[Record]):
                 yield self._change(piece) if isinstance(piece, Record) else piece
 
     def records_of(self, piece: Piece | Record) -> Iterator[Record]:
+        """Return the records of an item of `pieces`."""
         if isinstance(piece, Record):
             return iter((piece,))
         records = fasta.records_of(piece, cast("kinds.Sequences", self._kind))
@@ -333,7 +328,7 @@ class Stream(Iterator[Record]):
 
 
 def _refusing_proteins(path: Path | str, records: Iterator[Record]) -> Iterator[Record]:
-    """Return `records`; refuse the file where the first one is a protein and should be none."""
+    """Return `records`; raise UserError if the first one is a protein in place of nucleotides."""
     first = next(records, None)
     if first is None:
         return records

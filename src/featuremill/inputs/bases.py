@@ -1,7 +1,7 @@
-"""What makes nucleotides: letters become a payload, or a reason why they cannot.
+"""Clean the letters of nucleotides: return a payload, or a reason for refused records.
 
-The alphabet is that of IUPAC: A, C, G, T, and R Y S W K M B D H V N for what is not known better
-(Cornish-Bowden, Nucleic Acids Res. 13, 3021, 1985). U is read as T; gaps are no bases.
+The alphabet is IUPAC's: A, C, G, T, and the ambiguity codes R Y S W K M B D H V N (Cornish-Bowden,
+Nucleic Acids Res. 13, 3021, 1985). U is read as T; gaps are refused.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from featuremill.inputs.letters import (
 ALPHABET = b"ACGTRYSWKMBDHVN"
 U_AS_T = "U read as T"
 PROTEIN_ONLY = b"EFILPQ"
-"""Amino acids whose letters are no bases; a third of a protein is made of them."""
+"""Letters of amino acids that are not codes of bases; a third of a protein is made of them."""
 MIN_PROTEIN = 10
-"""Shorter sequences are not judged: a typing error is not a protein."""
+"""Shorter sequences are not recognised as proteins: they may be typing errors."""
 _LETTERS = ALPHABET.decode() + "U"
 _STRANGER = re.compile(f"[^{_LETTERS}{_LETTERS.lower()}]")
 
 
 def clean(letters: str, num_before: int = 0) -> Cleaned:
-    """Return the bases in `letters`: upper case, no white space, U as T.
+    """Return the bases in `letters`: upper case, no whitespace, U as T.
 
-    `num_before` bases of the same record went before; a reason counts them.
+    `num_before` is the number of earlier bases of the record, for positions in reasons.
     """
     payload = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE)
     if not payload:
@@ -46,7 +46,7 @@ def clean(letters: str, num_before: int = 0) -> Cleaned:
 
 
 def _reason(letters: str, num_before: int) -> str:
-    """Return the reason for the first letter that is no base, with its position."""
+    """Return the reason for the first letter that is not a base, with its position."""
     plain = letters.translate(NO_WHITESPACE)
     stranger = _STRANGER.search(plain)
     assert stranger, plain
@@ -56,7 +56,7 @@ def _reason(letters: str, num_before: int) -> str:
 
 
 def _is_protein(letters: str) -> bool:
-    """Say whether a tenth of the letters stand for amino acids alone, and none for nothing."""
+    """Return whether all letters are amino acids, and at least a tenth of them not bases."""
     written = letters.encode("ascii", "replace").translate(UPPER_CASE).rstrip(b"*")
     num_others = len(written) - len(written.translate(None, PROTEIN_ONLY))
     return (

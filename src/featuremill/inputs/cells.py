@@ -1,10 +1,10 @@
-"""A row's values as bytes, the same ones from every format: JSON, compact, its keys in order.
+"""Encode the values of a row as bytes, the same from every format: compact JSON with sorted keys.
 
-`json.loads` gives a workload what stood in the row. Numbers are written as Python writes them, so a
-float comes back to the last bit (NaN and Infinity by these names); a missing value is null, binary
-is base64, times are in ISO 8601. A word for a missing value, such as R's NA, is null in a column
-with a type. A cell of a CSV or TSV file is a text unless a type is given for
-its column; with types, equal values are equal bytes whether they come from CSV or from Parquet.
+`json.loads` returns the values of the row. Numbers have the form of Python's `repr`, so floats are
+exact (NaN and Infinity by these names); a missing value is null, binary is base64, times are ISO
+8601. A word for a missing value, such as R's NA, is null in a column with a type. A cell of a CSV
+or TSV file is a text unless its column has a type; with types, equal values of CSV and Parquet have
+equal bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_SHOWN = 40
-"""Letters of a cell in a reason."""
+"""Largest number of characters of a cell in a reason."""
 YES_OR_NO = {"true": True, "1": True, "false": False, "0": False}
 
 
 def payload(
     names: Sequence[str], values: Sequence[Any], types: Mapping[str, type]
 ) -> tuple[bytes, str]:
-    """Return the payload of a row and "", or b"" and why a cell has not its column's type."""
+    """Return the payload of a row and "", or b"" and the reason if a cell has another type."""
     row = dict(zip(names, values, strict=True))
     for name, type in types.items():
         try:
@@ -43,8 +43,8 @@ def payload(
 
 
 def texts(column: pa.Array) -> list[str]:
-    """Return the values of a column as text, "" where there is none; Arrow makes text of numbers
-    as they are, where pandas would make 1.0 of an integer beside a missing one."""
+    """Return the values of a column as text, "" for null. Arrow keeps integers beside a null, which
+    pandas would make floats."""
     import pyarrow as pa
 
     text = column.cast(pa.large_string()).fill_null("")
@@ -116,11 +116,11 @@ TYPES: Mapping[type, Callable[[Any], Any]] = {
     list: _nested(list),
     dict: _nested(dict),
 }
-"""The types that a column may have; a list or a dict stands in a text file as JSON."""
+"""The types that a column may have; in a text file, a list or dict is JSON."""
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a value that it has no word for."""
+    """Return a JSON value for a type that JSON lacks."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,4 +1,4 @@
-"""Which columns of a table hold what: found by their names, or chosen."""
+"""Find the columns of ids, sequences and descriptions in a table, by name or by choice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = (
     ),
     ("name", "header", "locus_tag", "label"),
 )
-"""Names of an id column, the surest first; two of one rank are ambiguous."""
+"""Names of id columns by rank, the first rank preferred; two columns of a rank are ambiguous."""
 SEQUENCES = (
     (
         "sequence",
@@ -34,7 +34,7 @@ SEQUENCES = (
         "aa_sequence",
         "aa_seq",
         "amino_acid_sequence",
-        "sequence_aa",  # of AIRR, where `sequence` is nucleotides: so both are in question
+        "sequence_aa",  # AIRR, where `sequence` is nucleotides, so both are ambiguous
     ),
     ("aa", "protein", "residues", "peptide"),
 )
@@ -57,14 +57,14 @@ DESCRIPTIONS = (("description",), ("protein_names", "protein_name", "product"))
 
 
 class Named(NamedTuple):
-    """Names of columns that the user chose; "" leaves them to be found."""
+    """The names of columns that the user chose; "" means to find the column."""
 
     id: str = ""
     sequence: str = ""
 
 
 class Columns(NamedTuple):
-    """Places of the columns, from 0."""
+    """The indices of the columns, from 0."""
 
     id: int
     sequence: int
@@ -104,13 +104,13 @@ def find_id(path: Path, names: Sequence[str], remedy: str = "call the right one 
 
 
 def first_of(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> str:
-    """Return the name of the column that `ranks` mean; "" where there is none or more than one."""
+    """Return the name of the column by `ranks`; "" if there is none, or more than one."""
     indices = _matches(names, ranks)
     return names[indices[0]] if len(indices) == 1 else ""
 
 
 def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
-    """Return where the column that is called `wanted` stands in `names`, or raise UserError."""
+    """Return the index of the column `wanted` in `names`, or raise UserError."""
     if wanted not in names:
         raise UserError(f"{path}: there is no column {wanted!r}; it has {listed(names)}.")
     return names.index(wanted)
@@ -153,6 +153,6 @@ def _matches(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> list[int]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names of columns for people: the first twenty, none of them long."""
+    """Return the first twenty names of columns for a message, shortened."""
     shown = [repr(name if len(name) <= 40 else f"{name[:37]}...") for name in names[:20]]
     return ", ".join([*shown, *(["..."] if len(names) > 20 else [])]) or "none"

@@ -1,8 +1,7 @@
-"""FASTA in pieces that can be read side by side: line numbers, encodings, and what else a file
-turns out to be.
+"""Read FASTA: cut files into pieces, parse pieces (in parallel), and recognise other formats.
 
-Blank lines and lines that begin with ';' or '#' are skipped wherever they stand. The id is the
-first word of the header, the description the rest of it.
+Blank lines and lines that begin with ';' or '#' are skipped. The id is the first word of the
+header, the description the rest of it.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from featuremill.inputs.kinds import Sequences
 from featuremill.inputs.letters import LATIN_1
 from featuremill.workload import Record
 
-LINES_LOOKED_AT = 3_000
+LINES_CHECKED = 3_000
 WHITE = "".join(filter(str.isspace, map(chr, range(0x3001)))).replace("\n", "") + "\ufeff"
-"""White space before a line, with BOMs of concatenated files."""
+"""Whitespace before a line, and BOMs of concatenated files."""
 HEADER = re.compile(f"\n[{re.escape(WHITE)}]*>")
 ODD = re.compile("\n[^A-Za-z>]")
-"""A line that has to be looked at by itself, as has one with any of `RARE`."""
+"""Lines that need the slow path, as do those with a character of `RARE`."""
 RARE = "\t\v\f\x1c\x1d\x1e\x1f"
 LOOKALIKES = {
     source.SAM: "is a SAM file of alignments",
@@ -39,22 +38,22 @@ LOOKALIKES = {
 
 
 class Piece(NamedTuple):
-    """Whole records of a file that follow one another."""
+    """Consecutive whole records of a file, as text."""
 
     path: str
     line: int
-    """The line number of the first header, with which the text begins."""
+    """The line number of the first header, which begins the text."""
     text: str
     num_records: int
     is_first: bool
 
 
 def pieces(path: Path, kind: Sequences) -> Iterator[Piece]:
-    """Yield the file in pieces, each of a record at least.
+    """Yield the file in pieces of at least one record.
 
     Raises:
-        DamagedError: it cannot be read to its end; the records before that place were yielded.
-        UserError: it is another kind of file.
+        DamagedError: if the file cannot be read to its end; earlier records were yielded.
+        UserError: if the file has another format.
     """
     _refuse_labels(path)
     waiting: list[str] = []
@@ -91,7 +90,7 @@ def pieces(path: Path, kind: Sequences) -> Iterator[Piece]:
 
 
 def _refuse_other(path: Path, text: str, kind: Sequences) -> None:
-    """Refuse a file whose `text` up to the first header has another line than a comment."""
+    """Raise UserError if the `text` before the first header has a line that is not a comment."""
     for number, line in enumerate(text.split("\n"), 1):
         start = line.lstrip()
         if start and start[0] not in "#;>":
@@ -115,7 +114,7 @@ def records_of(piece: Piece, kind: Sequences) -> Iterator[Record]:
 
 
 def _plain(line: str) -> str:
-    """Return the line without what is around it; nothing of a comment."""
+    """Return the line without whitespace at its ends; "" for a comment."""
     line = line.strip()
     if line and not "A" <= line[0] <= "z":
         line = line.lstrip(WHITE)
@@ -123,12 +122,12 @@ def _plain(line: str) -> str:
 
 
 def _refuse_labels(path: Path) -> None:
-    """Refuse records with a line of labels, as predictors of structure and topology write them:
-    each has two lines of one length, which is not that of all records, as a wrapped line's is."""
+    """Raise UserError if each record has a second line of labels, as from predictors of structure
+    and topology: two lines of the same length, which differs between records."""
     lengths: list[list[int]] = []
     line_number = 0
     with source.open_text(path, errors="surrogateescape") as text:
-        for number, line in enumerate(itertools.islice(text, LINES_LOOKED_AT), 1):
+        for number, line in enumerate(itertools.islice(text, LINES_CHECKED), 1):
             line = line.lstrip().lstrip("\ufeff").rstrip()
             if line[:1] == ">":
                 if lengths and len(lengths[-1]) != 2:
@@ -138,7 +137,7 @@ def _refuse_labels(path: Path) -> None:
                 lengths[-1].append(len(line))
                 line_number = line_number or number + 1
     if len(lengths[-1] if lengths else ()) != 2:
-        lengths = lengths[:-1]  # the rest of it was not looked at
+        lengths = lengths[:-1]  # its other lines were not read
     if len({length for length, _ in lengths}) > 1 and all(a == b for a, b in lengths):
         raise UserError(
             f"{path}:{line_number}: each record has two lines of one length, so the second one is "
@@ -147,7 +146,7 @@ def _refuse_labels(path: Path) -> None:
 
 
 def as_unicode(header: str) -> tuple[str, str]:
-    """Return `header` as text that UTF-8 can hold, and a note where its bytes were none."""
+    """Return `header` as valid Unicode, and a note if its bytes were not UTF-8."""
     try:
         header.encode()
     except UnicodeEncodeError:
@@ -156,7 +155,7 @@ def as_unicode(header: str) -> tuple[str, str]:
 
 
 def not_fasta(path: Path, number: int, start: str, readable: str) -> UserError:
-    """Return the error for a file of FASTA whose first line with anything in it begins so."""
+    """Return the error for a file whose first non-blank line, `start`, is not FASTA."""
     where = f"{path}:{number}"
     if "\0" in start:
         return source.has_nul(path, number, start)

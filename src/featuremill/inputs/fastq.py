@@ -1,4 +1,4 @@
-"""FASTQ: Biopython parses, also where a record goes over several lines; qualities are dropped.
+"""Read FASTQ by Biopython, including records of several lines; qualities are dropped.
 
 The id is the first word after the '@', the description the rest of it.
 """
@@ -46,10 +46,10 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
 
 
 class _Lines:
-    """Lines of text that are counted, from the first one that is not blank.
+    """Lines of text with line numbers, from the first line that is not blank.
 
-    Biopython delivers a record when it has read the next one's title; so `number` is then the line
-    where that one starts.
+    Biopython yields a record after it has read the title of the next; `number` is then the line of
+    that title.
     """
 
     def __init__(self, text: Iterator[str]) -> None:
@@ -59,12 +59,12 @@ class _Lines:
         )
 
     def read(self, size: int) -> str:
-        """Return nothing: with a size of 0, this is how Biopython tells text from bytes."""
+        """Return ""; Biopython reads 0 characters to distinguish text from bytes."""
         assert size == 0, size
         return ""
 
     def readline(self) -> str:
-        """Return the first line, which is all that is asked for by this name."""
+        """Return the first line; Biopython calls this method once."""
         return self._first
 
     def __iter__(self) -> Iterator[str]:

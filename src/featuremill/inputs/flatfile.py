@@ -1,10 +1,8 @@
-"""Flat files (GenBank, EMBL, UniProt, PIR), read by Biopython: entries, or the proteins that they
-code.
+"""Read flat files (GenBank, EMBL, UniProt, PIR) by Biopython: entries, or the proteins they code.
 
-Where proteins are wanted, each CDS with a /translation is one record, called by its /protein_id,
-else its /locus_tag; features without a translation (pseudogenes) are no proteins and are passed
-over. An entry that is itself a protein is one record; of nucleotides, each entry is. A record's
-line is its number in the file.
+For proteins, each CDS with a /translation is a record, with the id /protein_id, else /locus_tag;
+features without a translation (pseudogenes) are skipped. An entry that is a protein is a record.
+For nucleotides, each entry is a record. The line of a record is its number in the file.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from featuremill.inputs.kinds import Sequences, whole
 from featuremill.workload import Record
 
 PIR = re.compile(r">(P1|F1|DL|DC|RL|RC|N1|N3|XX);")
-"""How a header of NBRF/PIR begins; a title is in the next line, and * ends the sequence."""
+"""The beginning of a header of NBRF/PIR; the next line is a title, and * ends the sequence."""
 MAX_ENTRY_BYTES = 10 * source.MAX_RECORD_BYTES
-"""What an entry may take: that of the human chromosome 1 has some 400 MB."""
+"""Largest size of an entry; that of the human chromosome 1 has about 400 MB."""
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
-    """Stream the records of a GenBank, GenPept, EMBL, UniProt or PIR file."""
+    """Yield the records of a GenBank, GenPept, EMBL, UniProt or PIR file."""
     taken = kind.of_entry or _proteins
     format = format_of(path)
     number = 0
@@ -52,8 +50,8 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
 
 
 def format_of(path: Path) -> str:
-    """Return what Biopython calls the format of `path`; "" where the file does not look like one
-    that has it, and the suffix says nothing."""
+    """Return Biopython's name of the format of `path`, by its first lines or its suffix; "" if it
+    is unknown."""
     with source.open_text(path, "surrogateescape", MAX_ENTRY_BYTES) as text:
         lines = (line for line in text if line.strip())
         first = next(lines, "")
@@ -72,7 +70,7 @@ def _is_named(path: Path) -> bool:
 
 
 def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRecord]:
-    """Stream the entries of the file; Biopython's small complaints about its form are dropped."""
+    """Yield the entries of the file, without Biopython's warnings about its form."""
     entries = SeqIO.parse(text, format)
     for number in itertools.count(1):
         with warnings.catch_warnings(record=True) as caught:
@@ -81,7 +79,7 @@ def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRec
                 entry = next(entries, None)
             except source.DamagedError:
                 raise
-            except Exception as error:  # a parser made of many helpers raises whatever they raise
+            except Exception as error:  # a parser may raise any exception
                 problem = " ".join(str(error).split()) or type(error).__name__
                 problem = problem.encode("ascii", "backslashreplace").decode()
                 remedy = "fix it or download it again"

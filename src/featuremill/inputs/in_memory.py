@@ -1,8 +1,8 @@
-"""Records that a Python program has in memory, as a file that a workload's own reader takes.
+"""Write records in memory to a file that the workload's reader reads, for calls in Python.
 
-Sequences and DataFrames become a Parquet table, and an object of a workload's own kind what that
-writes: what is read, refused and noted is what a run reads, refuses and notes. pandas is not
-imported here: a caller who has a DataFrame has imported it.
+Sequences and DataFrames are written as a Parquet table, other objects by the workload's
+`write_object`. So records are read, refused and noted as in a run. pandas is not imported: a caller
+with a DataFrame has imported it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEM = "inputs"
 
 
 def paths_of(inputs: Any) -> list[Path]:
-    """Return the files that `inputs` names, one path or several; none where it holds records."""
+    """Return the paths in `inputs`, one path or several; [] if it contains records."""
     if isinstance(inputs, str | os.PathLike):
         return [Path(inputs)]
     is_listed = isinstance(inputs, list | tuple) and bool(inputs)
@@ -37,10 +37,10 @@ def paths_of(inputs: Any) -> list[Path]:
 def write(
     inputs: Any, workload: Workload, options: WorkloadOptions, folder: Path
 ) -> tuple[Path, WorkloadOptions]:
-    """Write the records in `inputs` to a file in `folder`; return it and the options to read it by.
+    """Write the records in `inputs` to a file in `folder`; return it and the options to read it.
 
     Raises:
-        UserError: for what holds no records, or none that the workload reads.
+        UserError: if `inputs` has no records that the workload reads.
     """
     written: Path | None = optional(workload, "write_object")(inputs, folder / STEM)
     if written:
@@ -61,7 +61,7 @@ def write(
 
 
 def is_a(value: Any, module: str, name: str) -> bool:
-    """Return whether `value` is of a class, without importing its module."""
+    """Return whether `value` is an instance of `module.name`, without importing the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
@@ -71,8 +71,8 @@ def _class_of(value: Any) -> str:
 
 
 def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
-    """Return a DataFrame as a table. Its index is a column where it has a name, and the ids where
-    no column has them."""
+    """Return a DataFrame as a table. An index with a name becomes a column; without a column of
+    ids, the index becomes the ids."""
     names, index = [str(name) for name in frame.columns], frame.index
     if index.nlevels == 1 and index.name is not None and str(index.name) not in names:
         frame = frame.reset_index()
@@ -81,7 +81,7 @@ def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame.rename(columns=str), preserve_index=False)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        # Of two texts the first quotes a value, and the second names the column.
+        # If there are two arguments, the second names the column.
         problem = one_line(str(error.args[-1]))[:200].rstrip(".")
         raise UserError(
             f"inputs: this DataFrame cannot be read ({problem}); give each column one name and "
@@ -90,7 +90,7 @@ def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
 
 
 def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Table:
-    """Return sequences with their ids, in columns of these names. Ids are the keys of a mapping,
+    """Return a table of sequences and ids, with these column names. Ids are the keys of a mapping,
     the index of a Series, else numbers from 0."""
     ids: Iterable[Any]
     if isinstance(inputs, Mapping):
@@ -121,5 +121,5 @@ def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Tab
 
 
 def _utf8(text: str) -> str:
-    """Return a text that a file can hold; what is no letter of any alphabet is '?'."""
+    """Return a text that UTF-8 can encode; surrogates become '?'."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""What the readers are told to make of a record: a sequence of some alphabet, or a table's row."""
+"""The kinds of records that readers make: sequences of an alphabet, or rows of a table."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from featuremill.workload import Record
 
 
 class Taken(NamedTuple):
-    """What becomes of the rows of one table."""
+    """The columns to read of one table, and the function that makes records of its rows."""
 
     indices: Sequence[int]
     """Indices of the columns to read, from 0; the first is the column of ids."""
     num_texts: int
-    """How many of these columns, from the first on, are read as text."""
+    """Number of leading columns that are read as text."""
     of_row: Callable[[Sequence[Any], str, int], Record]
-    """Makes the record of the values at `indices`, a source and a line."""
+    """A function that makes a record of the values at `indices`, a source and a line."""
     described: str
-    """The columns that are read, in words."""
+    """A description of the columns that are read."""
 
 
 class Sequences(NamedTuple):
-    """Records of letters, out of any format."""
+    """Records of letters, from any format."""
 
     make: Make
     readable: str
-    """The formats that can be read, for error messages."""
+    """The readable formats, for error messages."""
     names: Sequence[Sequence[str]]
-    """How tables call the column of sequences, the surest names first."""
+    """Names of the column of sequences in tables by rank, the first rank preferred."""
     has_fastq: bool = False
+    """Whether FASTQ is read."""
     of_entry: Callable[[Any], Iterator[tuple[str, str, str]]] | None = None
-    """Yields ids, descriptions and letters of a flat file's entry; None: of its proteins."""
+    """A function that yields id, description and letters for an entry of a flat file; None: for
+    each protein of the entry."""
     fasta: str = "featuremill.inputs.fasta"
     """The module that reads FASTA."""
     chosen: columns.Named = columns.Named()
@@ -81,11 +83,11 @@ NUCLEOTIDES = Sequences(
 
 
 class Rows(NamedTuple):
-    """Records of the rows of a table: the values of some columns, as one payload."""
+    """Records that are rows of a table: the values of some columns are the payload."""
 
     id_column: str = ""
     columns: Mapping[str, type] | Sequence[str] | None = None
-    """The columns of the payload and the types of their cells; None for all but the id's."""
+    """The columns of the payload and the types of their cells; None: all but the ids."""
 
     def taken(self, path: Path, names: Sequence[str]) -> Taken:
         """Return how rows of the table `path` with these columns become records."""

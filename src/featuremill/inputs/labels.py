@@ -1,4 +1,4 @@
-"""Labels of records: a table's column of labels, and perhaps one of groups, by id."""
+"""Read labels of records by id: a column of a table, and optionally a column of groups."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from featuremill.base.words import listed
 from featuremill.inputs import NamedColumns, columns, format_of, parquet, rows, source, table
 
 ID = "id"
-"""In place of a column of groups: each record is one."""
+"""The name, in place of a column of groups, that makes each record a group."""
 CHOOSE_IDS = "call the right one 'id', or name it with --id-column (id_column in a config)"
 IDS_AT_ONCE = 2**17
 MOST_AHEAD_BYTES = 2**23
-"""Size of a table that is read whole before the first job: a few hundred thousand rows."""
+"""Largest size of a table that is read before the first job: a few hundred thousand rows."""
 
 
 class NamedRecords(NamedTuple):
-    """The records that the names in a table should be of."""
+    """The records to which the names in a table should belong."""
 
     called: str
     """The noun for messages: "record of results/my"."""
     id_columns: IdColumns
     log: logging.Logger | None
-    """Warns of names of none."""
+    """The logger for warnings of names without a record."""
 
 
 class Label(NamedTuple):
     name: str
-    """The label itself."""
+    """The label: a class, a number or letters."""
     group: str
-    """Where there are no groups, the record's sample or, if that is empty, the id itself."""
+    """The group; by default the record's sample or, without samples, the id."""
     line: int
 
 
 def check(path: Path, column: str, id_columns: IdColumns = ID_ALONE, id_column: str = "") -> None:
-    """Read the header of the table `path`; raise UserError where it lacks `column`, or one of the
-    records' `id_columns`. The ids are in `id_column`, or where its name says."""
+    """Read the header of the table `path`; raise UserError if it lacks `column` or one of the
+    `id_columns`. The ids are in `id_column`, or the column is found by its name."""
     names = names_of(path)
     columns.find_named(path, names, column)
     find_id(path, names, id_column)
@@ -64,14 +64,14 @@ def check(path: Path, column: str, id_columns: IdColumns = ID_ALONE, id_column: 
 
 
 def find_id(path: Path, names: Sequence[str], id_column: str = "") -> int:
-    """Return where the ids stand in a table with columns of these `names`."""
+    """Return the index of the column of ids among `names`."""
     if id_column:
         return columns.find_named(path, names, id_column)
     return columns.find_id(path, names, CHOOSE_IDS)
 
 
 def names_of(path: Path) -> list[str]:
-    """Return the names of the columns of the table `path`; raise UserError where it is none."""
+    """Return the names of the columns of the table `path`; UserError if it is not a table."""
     with refusing_damage(path):
         is_parquet = format_of(path).module == "parquet"
         return parquet.names_of(path) if is_parquet else table.names_of(path)
@@ -79,7 +79,7 @@ def names_of(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def refusing_damage(path: Path) -> Iterator[None]:
-    """Raise UserError where the table `path` is not there, or turns out to be broken."""
+    """Raise UserError if the table `path` is missing, or an error in the block shows damage."""
     source.check(path)
     try:
         yield
@@ -99,22 +99,22 @@ def read(
     log: logging.Logger | None = None,
 ) -> tuple[dict[str, Label], int]:
     """Return the label of each id in the table `path` (CSV, TSV or Parquet, plain or compressed),
-    and how many rows have none. The table has the `id_columns` of the records, and ids are whole
-    here, as those of features are. The `group` "id" is the record. Of a long table, only ids in
-    `wanted` may be asked for. `log` warns of doubtful labels.
+    and the number of rows without a label. The table has the `id_columns` of the records; returned
+    ids are whole, as those of features. The `group` "id" is the record. With `wanted`, other ids
+    are skipped. `log` gets warnings of doubtful labels.
 
     Raises:
-        UserError: when there is no such table or column, or a row is wrong.
+        UserError: if the table or a column is missing, or a row is invalid.
     """
     by = None if group == ID else group
     needed = (column, *([by] if by else []))
     for name in needed:
         check(path, name, id_columns, id_column)
     labels: dict[str, Label] = {}
-    num_empty = num_strange = 0
+    num_empty = num_unwanted = 0
     names = tuple(dict.fromkeys([*needed, *id_columns.keys]))
-    columns_there = names_of(path)
-    id_name = columns_there[find_id(path, columns_there, id_column)]
+    table_columns = names_of(path)
+    id_name = table_columns[find_id(path, table_columns, id_column)]
     for record in rows([path], NamedColumns(id_column=id_name, names=names)):
         where = f"{path}:{record.line}"
         if record.reason:
@@ -129,7 +129,7 @@ def read(
             )
         id = id_columns.whole(cells, record.id)
         if wanted is not None and id not in wanted:
-            num_strange += 1
+            num_unwanted += 1
             continue
         if id in labels:
             raise UserError(
@@ -143,7 +143,7 @@ def read(
                 "no relatives), or leave the row out."
             )
         labels[id] = Label(cells[column], of_group, record.line)
-    if not labels and not num_strange:
+    if not labels and not num_unwanted:
         raise UserError(f"{path}: no row has a label in {column!r}; fill it in.")
     if log:
         for doubt in _doubts({label.name for label in labels.values()}):
@@ -159,19 +159,15 @@ def read_ahead(
     id_column: str = "",
     wanted: Container[str] | None = None,
 ) -> dict[str, Label]:
-    """Return the labels as `read` does, before the first job; none where the table is not there
-    yet, or is so large that the start would take long.
-
-    Raises:
-        UserError: as `read` does.
-    """
+    """Return the labels as `read` does, before the first job; {} if the table is missing or larger
+    than MOST_AHEAD_BYTES."""
     if not path.is_file() or path.stat().st_size > MOST_AHEAD_BYTES:
         return {}
     return read(path, column, group, id_columns, id_column, wanted)[0]
 
 
 def first_id(path: Path, id_columns: IdColumns = ID_ALONE, id_column: str = "") -> str:
-    """Return the id in the table's first row, as `read` has it."""
+    """Return the whole id in the first row of the table, as `read` does."""
     names = names_of(path)
     id = names[find_id(path, names, id_column)]
     options = NamedColumns(id_column=id, names=id_columns.keys or tuple(names)[:1])
@@ -183,7 +179,7 @@ def first_id(path: Path, id_columns: IdColumns = ID_ALONE, id_column: str = "") 
 
 
 def _doubts(names: Collection[str]) -> Iterator[str]:
-    """Yield what may be wrong with these labels."""
+    """Yield warnings of words for missing values and of labels that differ only in case."""
     if absent := sorted(filter(is_missing, names)):
         says = ", ".join(map(repr, absent))
         yield f"{says} counts as a label like any other; for no label, leave the cell empty"
@@ -203,7 +199,7 @@ class HasId(Protocol):
 
 
 class HasIds(Protocol):
-    """Features: ids of their rows, and records without a vector."""
+    """Features: the ids of rows, and the records without a vector."""
 
     num_rows: int
 
@@ -216,10 +212,10 @@ def by_record(
     labels: Mapping[str, Label], path: Path, parts: Sequence[HasIds], records: NamedRecords
 ) -> dict[str, Label]:
     """Return `labels` by the ids of records; the table `path` may name records by id or accession.
-    A name of no record keeps its label.
+    A name without a record is kept.
 
     Raises:
-        UserError: a name is of several records, or few names are of any.
+        UserError: if a name belongs to several records, or few names belong to a record.
     """
     ids = chain.from_iterable(map(_ids_of, parts))
     return of_ids(labels, path, ids, records)
@@ -246,8 +242,7 @@ def _ids_of(part: HasIds) -> Iterator[str]:
 
 
 def text(value: object) -> str:
-    """Return a cell as text: what is no text in Parquet (numbers, yes and no) as JSON has it. What
-    is no number (NaN) is no value, as a null."""
-    if value is None or value != value:  # NaN alone
+    """Return a cell as text: numbers and booleans of Parquet as in JSON, "" for null and NaN."""
+    if value is None or value != value:  # NaN
         return ""
     return value.strip() if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""What every record of letters goes through, whatever its alphabet: an id, and no lost bytes."""
+"""Make records of letters, of any alphabet, with checks of ids, NUL bytes and merged records."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQR
 WHITESPACE = b" \t\n\r\x0b\x0c"
 NO_WHITESPACE = str.maketrans("", "", WHITESPACE.decode())
 SPECIAL_TOKEN = re.compile("(?i)<(?:na|mask|unk|pad|cls|eos|bos|sep|null_[0-9]+|[+-][^<>]*)>")
-"""Special tokens as users of language models write them; also pandas' missing value."""
+"""Special tokens that users of language models write; also pandas' missing value."""
 MOST_OF_A_WORD = 12
-"""Longer sequences are not looked at for words."""
+"""Longest sequence that may be a word for a missing value."""
 WORD_AS_ID = "the id is a word for a missing value"
 LATIN_1 = "header read as Latin-1"
 
 
 class Cleaned(NamedTuple):
-    """Letters as a workload reads them; the payload is empty where there is a reason."""
+    """Cleaned letters as payload; it is empty if there is a reason."""
 
     payload: bytes
     reason: str = ""
@@ -35,15 +35,15 @@ class Make(Protocol):
     def __call__(
         self, id: str, description: str, letters: str, source: str, line: int, note: str = ""
     ) -> Record:
-        """Return the record of these letters, refused where they are none of the alphabet.
+        """Return the record of these letters; it is refused if a letter is not of the alphabet.
 
-        Raises UserError for NUL bytes and for a '>' among the letters that ends no special token:
-        they hide lost or merged records, which no single refused record would account for.
+        Raises UserError for NUL bytes, and for a '>' among the letters that does not end a special
+        token: they indicate lost or merged records.
         """
 
 
 def maker(clean: Callable[[str], Cleaned]) -> Make:
-    """Return what makes records of the letters that `clean` lets through."""
+    """Return a function that makes records of letters cleaned by `clean`."""
 
     def make(
         id: str, description: str, letters: str, source: str, line: int, note: str = ""
@@ -69,7 +69,7 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
 
 
 def wrong_id(id: str) -> str:
-    """Return the reason why no record can be called `id`; "" where it can."""
+    """Return the reason if `id` is not valid; "" if it is."""
     if not id:
         return reasons.ID.reason()
     if not id.isprintable() and (control := CONTROL.search(id)):
@@ -78,7 +78,7 @@ def wrong_id(id: str) -> str:
 
 
 def doubtful_id(id: str) -> str:
-    """Return the note that a table's cell of an id is a word for a missing value; else ""."""
+    """Return a note if the id in a table is a word for a missing value; else ""."""
     return f"{WORD_AS_ID}: {id}" if reasons.is_missing(id) else ""
 
 
@@ -89,7 +89,7 @@ def show_at(letters: str, index: int) -> str:
 
 
 def show(letter: str) -> str:
-    """Return how to print `letter`; bytes that are no UTF-8 were decoded as surrogates."""
+    """Return the printable form of `letter`; a surrogate is a byte that is not UTF-8."""
     if "\ud800" <= letter <= "\udfff":
         return f"byte 0x{ord(letter) & 0xFF:02X}"
     return f"'{letter}'" if letter.isprintable() else f"U+{ord(letter):04X}"

@@ -1,6 +1,6 @@
-"""Parquet and Arrow tables (Feather is Arrow's file format), read in batches of rows.
+"""Read Parquet and Arrow tables (Feather is Arrow's file format) in batches of rows.
 
-The first bytes say which it is. A record's line is its row, from 1.
+The first bytes determine the format. The line of a record is its row, from 1.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from featuremill.workload import Record
 
 BATCH_ROWS = 10_000
 BUFFER_SIZE = 2**20
-"""Bytes of a column that are held at a time; without it, Arrow holds a row group of any size."""
+"""Bytes of a column that are buffered; without it, Arrow buffers a whole row group."""
 ARROW_FILE, ARROW_STREAM = b"ARROW1", b"\xff\xff\xff\xff"
-"""How Arrow's file format and its stream begin (Arrow's columnar format, "IPC")."""
+"""The first bytes of Arrow's IPC file format and stream format."""
 PARQUET, FEATHER_1 = b"PAR1", b"FEA1"
 Batches: TypeAlias = Callable[[Sequence[int]], Iterator[pa.RecordBatch]]
-"""Yields rows of the columns at these positions."""
+"""A function that yields rows of the columns with these indices."""
 
 
 def read(path: Path, kind: Kind) -> Iterator[Record]:
-    """Stream the rows of a Parquet or Arrow table."""
+    """Yield the rows of a Parquet or Arrow table."""
     source.check(path)
     with _opened(path) as (names, batches):
         taken = kind.taken(path, names)
@@ -49,7 +49,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
     """Yield the names of the columns, and a function that reads columns by index.
 
     Raises:
-        UserError: the file is no such table, or its content cannot be read.
+        UserError: if the file is not such a table, or its content cannot be read.
     """
     with path.open("rb") as file:
         start = file.read(len(ARROW_FILE))

@@ -1,7 +1,7 @@
-"""What the payload of a sequence holds: letters, and behind line breaks what else counts.
+"""The payload of a sequence: letters, and after line breaks its structure and region.
 
-Letters alone are themselves. With a structure, its letters follow; with a region, the structure (or
-nothing) and the region's first and last residue, counted from 1.
+Letters alone are the payload. With a structure, its letters follow; with a region, the structure
+(or nothing) and the region's first and last residue, from 1.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 
 class Parts(NamedTuple):
-    """A payload taken apart."""
+    """The parts of a payload."""
 
     letters: bytes
     structure: bytes = b""
     region: tuple[int, int] | None = None
-    """Its first and last residue, from 1."""
+    """The first and the last residue of the region, from 1."""
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Its region as a slice of letters, from 0."""
+        """The region as the bounds of a slice of letters, from 0."""
         assert self.region
         return self.region[0] - 1, self.region[1]
 
@@ -44,8 +44,8 @@ def parts_of(payload: bytes) -> Parts:
 
 
 def alike(parts: Sequence[Parts]) -> list[list[int]]:
-    """Return groups of records, by index, for which a network sees one sequence: the regions of a
-    sequence together, any other record by itself."""
+    """Return groups of record indices that share one computed sequence: regions of the same
+    sequence together, any other record alone."""
     groups: dict[object, list[int]] = {}
     for index, each in enumerate(parts):
         groups.setdefault(each[:2] if each.region else index, []).append(index)

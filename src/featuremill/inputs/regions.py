@@ -1,6 +1,6 @@
-"""Regions of records: a table of stretches, each of which becomes a record of its own.
+"""Split records into regions, by a table of stretches of residues; each is a record.
 
-The network sees the whole record; the vectors are of the stretch's residues alone.
+The network sees the whole record; the vectors are of the region's residues only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featuremill.workload import Record
 STARTS = (("start",), ("begin", "first", "from"))
 ENDS = (("end",), ("stop", "last", "to"))
 NAMES = (("name",), ("region", "domain", "feature"))
-"""Names of the columns, the surest first."""
+"""Names of the columns by rank, the first rank preferred."""
 NO_REGION = Kind(
     "region",
     ("no region of this record",),
@@ -40,7 +40,7 @@ REASONS = (NO_REGION, BEYOND)
 
 
 class Region(NamedTuple):
-    """A stretch of a record."""
+    """A stretch of residues of a record."""
 
     first: int
     last: int
@@ -53,7 +53,7 @@ class Regions:
     """The regions in a table, by the id or accession of their record.
 
     Raises:
-        UserError: where a row is none, or two of a record have one name.
+        UserError: if a row is not a region, or two regions of a record have the same name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,11 +109,11 @@ class Regions:
         return int(text)
 
     def split(self, records: Iterator[Record], most: int | None) -> Iterator[Record]:
-        """Yield a record for each region of `records`, of which `most` residues are seen; those
-        that end beyond are refused.
+        """Yield a record for each region of `records`; a region beyond the first `most` residues is
+        refused.
 
         Raises:
-            UserError: a region is of a record that is not there, or of several.
+            UserError: if a region has no record, or several.
         """
         names = Matcher(self._path, self._lines, "record of the inputs")
         for record in records:

@@ -1,8 +1,8 @@
-"""What makes a protein: letters become a payload, or a reason why they cannot.
+"""Clean the letters of proteins: return a payload, or a reason for refused records.
 
 The alphabet is that of protein language models: the 20 amino acids, X B U Z O, and the gaps '.' and
-'-'. Reasons are those of `featuremill.base.reasons`; notes are stable up to the first colon as
-well, to be counted.
+'-'. Reasons are from `featuremill.base.reasons`. Notes do not change before the first colon, so
+that they can be counted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ UNKNOWN = "no known residue"
 _LETTERS = ALPHABET.decode() + "J"
 _STRANGER = re.compile(f"[^{re.escape(_LETTERS + _LETTERS.lower())}]")
 FIRST = 20
-"""Letters that show whether small ones are among them; a look at all takes as long as the rest."""
+"""Number of first letters that are checked for small ones; checking all doubles the time."""
 _PAIRED = re.compile("(?:[A-Z][a-z]){5,}")
 MIN_NUCLEOTIDES = 30
-"""Shorter sequences are not judged: there are real peptides of A, C, G and T alone."""
+"""Shorter sequences get no note: there are peptides of A, C, G and T only."""
 
 
 def clean(letters: str) -> Cleaned:
-    """Return the residues in `letters`: upper case, no white space, no '*' at the end, J as X."""
+    """Return the residues in `letters`: upper case, no whitespace, no '*' at the end, J as X."""
     written = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE)
     payload = written.rstrip(b"*")
     if not payload:
@@ -66,9 +66,10 @@ def clean(letters: str) -> Cleaned:
 
 
 def _is_nucleotides(payload: bytes) -> bool:
-    """Say whether nine tenths of the letters are A, C, G, T, U or N, and three of four bases occur.
+    """Return whether nine tenths of the letters are A, C, G, T, U or N, with three of four bases.
 
-    None of 500,000 Swiss-Prot proteins is: antifreeze proteins (AATAATAATAAT…) come nearest.
+    This holds for none of 500,000 Swiss-Prot proteins; antifreeze proteins (AATAATAATAAT…) are
+    nearest.
     """
     if len(payload) < MIN_NUCLEOTIDES or len(payload.translate(None, b"ACGTUN")) * 10 > len(
         payload
@@ -79,7 +80,7 @@ def _is_nucleotides(payload: bytes) -> bool:
 
 
 def _reason(letters: str) -> str:
-    """Return the reason for the first letter that is no residue, with its position."""
+    """Return the reason for the first letter that is not a residue, with its position."""
     residues = letters.translate(NO_WHITESPACE).rstrip("*")
     stranger = _STRANGER.search(residues)
     assert stranger, residues

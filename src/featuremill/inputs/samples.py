@@ -1,7 +1,7 @@
-"""A sheet of samples: a table whose rows name a sample, a file of it and what else is known of it.
+"""Read a sheet of samples: a table whose rows name a sample, one of its files, and other columns.
 
-Samples are in the order of their names, so the order of the rows means nothing; the files of one
-sample are in that of its rows. All cells are texts.
+Samples are sorted by name, so the order of the rows does not matter between samples; files of a
+sample are in the order of its rows. All cells are texts.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from featuremill.workload import Record
 from featuremill.workload.outputs import ABOUT
 
 FILE = "file"
-"""The column of files; all but this and SAMPLE are the samples' own."""
+"""The column of files; all columns but this and SAMPLE describe the samples."""
 COUNTED = ("records", "ok", "failed", "refused", "duplicate", "pending", "noted", "seconds")
 """The columns of counts in samples.tsv."""
-MOST_SAID = 5
-"""Wrong rows that a message tells one by one."""
+MOST_LISTED = 5
+"""Largest number of invalid rows in a message."""
 RESERVED = {"name", *ABOUT, *COUNTED}
-"""Names of columns that results have themselves."""
+"""Names of columns of results, which a sheet may not have."""
 
 
 class Row(NamedTuple):
     owner: int
-    """The number of its sample, from 0, in the order of names."""
+    """The index of the sample in the order of names."""
     file: str
     line: int
     """The line number in the sheet."""
@@ -43,13 +43,13 @@ class Row(NamedTuple):
 class Sheet(NamedTuple):
     path: Path
     about: Mapping[str, Sequence[str]]
-    """The names of the samples, and what each of the sheet's other columns has of them."""
+    """The names of the samples, and their values in each other column of the sheet."""
     rows: Sequence[Row]
-    """Sample by sample."""
+    """The rows, sorted by sample."""
 
     @property
     def summary(self) -> str:
-        """The numbers of samples and files, in words."""
+        """A text with the numbers of samples and files."""
         files = f"{counted(len(self.about[SAMPLE]), 'sample')} in {counted(len(self.rows), 'file')}"
         return f"{self.path}: {files}"
 
@@ -58,8 +58,7 @@ class Sheet(NamedTuple):
         return [file for file, times in Counter(row.file for row in self.rows).items() if times > 1]
 
     def passes(self) -> Iterator[dict[str, int]]:
-        """Yield the files in their order, and the owner of each; so many together that none of
-        them stands there twice."""
+        """Yield the files in order with the owner of each, in passes without a repeated file."""
         owners: dict[str, int] = {}
         for row in self.rows:
             if row.file in owners:
@@ -72,14 +71,14 @@ class Sheet(NamedTuple):
         columns.find_named(self.path, list(self.about), column)
 
     def refuse_missing(self, besides: Collection[str] = ()) -> None:
-        """Refuse a file that is not there or cannot be read, with the line that names it; those
-        `besides` may be gone."""
+        """Raise UserError if a file is missing or cannot be read; files in `besides` are not
+        checked."""
         if wrong := self.missing(besides):
             more = f" (and {len(wrong) - 1:,} more such rows)" if len(wrong) > 1 else ""
             raise UserError(f"{wrong[0]}{more}")
 
     def missing(self, besides: Collection[str] = ()) -> list[str]:
-        """Return a sentence for each file that is not there or cannot be read."""
+        """Return a sentence for each file that is missing or cannot be read."""
         wrong = []
         for row in self.rows:
             try:
@@ -91,22 +90,22 @@ class Sheet(NamedTuple):
 
 
 def is_sheet(path: Path) -> bool:
-    """Return whether the table at `path` has the columns of a sheet, and none of ids."""
+    """Return whether the table at `path` has the columns of a sheet, and no column of ids."""
     if not path.is_file() or not is_table(path):
         return False
     try:
         names = labels.names_of(path)
-    except UserError:  # who reads the records says it
+    except UserError:  # reported when the records are read
         return False
     return SAMPLE in names and FILE in names and not columns.has_id(names)
 
 
 def read(path: Path) -> Sheet:
-    """Return what the sheet at `path` (CSV, TSV or Parquet) says; the files in it are not opened.
-    The same object is returned until the sheet is another file.
+    """Return the sheet at `path` (CSV, TSV or Parquet), without opening the files in it. The same
+    object is returned until the sheet changes.
 
     Raises:
-        UserError: it is no such table, or a row is wrong.
+        UserError: if it is not a sheet, or a row is invalid.
     """
     source.check(path)
     about = path.stat()
@@ -137,11 +136,11 @@ def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
         except UserError as error:
             wrong.append(str(error))
     if wrong:
-        # Those that `refuse_missing` finds later as well, so that one look at the sheet will do.
+        # Missing files are added, so that one message lists all problems.
         sheet = Sheet(path, {}, _rows_of(files))
         wrong += sheet.missing()
-        more = len(wrong) - MOST_SAID
-        also = [f"And {error}" for error in wrong[1:MOST_SAID]]
+        more = len(wrong) - MOST_LISTED
+        also = [f"And {error}" for error in wrong[1:MOST_LISTED]]
         raise UserError(" ".join([wrong[0], *also, *[f"And {more:,} more."] * (more > 0)]))
     samples = sorted(files)
     about = {SAMPLE: samples} | {
@@ -165,7 +164,7 @@ def _take(
     about_samples: dict[str, tuple[dict[str, str], int]],
     in_small_letters: dict[str, tuple[str, int]],
 ) -> None:
-    """Add what a row says; raise UserError where it is wrong."""
+    """Add the values of a row; raise UserError if it is invalid."""
     sample, where = record.id, f"{path}:{record.line}"
     if record.reason or is_missing(sample):
         why = record.reason or f"{sample!r} is a word for a missing value"

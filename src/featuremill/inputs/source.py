@@ -1,4 +1,4 @@
-"""Open an input file as text: is it a file at all, how is it compressed, and is it sound?"""
+"""Open an input file as text: check that it is a text file, decompress it, and detect damage."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from featuremill.base.input_file import check as check
 BUFFER_SIZE = 2**18
 BLOCK_BYTES = 2**18
 MAX_RECORD_BYTES = 100_000_000
-"""What one record may take, unpacked: the longest known protein has 36,000 residues, but a small
-compressed file can unpack to more than any memory holds."""
+"""Largest size of an unpacked record: the longest known protein has 36,000 residues, but a small
+compressed file can unpack to more than the memory."""
 SAM = ("@HD\t", "@SQ\t", "@RG\t", "@PG\t", "@CO\t")
-"""Beginnings of a file of alignments; no FASTQ file begins with them."""
+"""First characters of a SAM file; no FASTQ file begins with them."""
 UTF8_MARK = b"\xef\xbb\xbf"
 SKIPPABLE = bytes(range(0x50, 0x60)), b"\x2a\x4d\x18"
-"""How a frame of zstd begins that holds no data, such as pzstd writes: one of the first, and the
-second."""
+"""The first byte (one of several) and the next three bytes of a zstd frame without data, as pzstd
+writes."""
 COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
 """First bytes of a compressed file, and xopen's name of the format."""
 FULL_NAMES = {"gz": "gzip", "xz": "xz", "bz2": "bzip2"}
 IN_AN_ENTRY = re.compile("\0(?!>|\\s*$)")
-"""A NUL byte that no entry of a database of MMseqs2 ends with."""
+"""A NUL byte that does not end an entry of an MMseqs2 database."""
 WEB_PAGE = "is a web page (HTML), probably a failed download"
 BINARY_HEADS = {
     b"%PDF": "is a PDF document",
@@ -51,11 +51,11 @@ BINARY_HEADS = {
     b"7z\xbc\xaf": "is a 7z archive",
     b"]\0\0": "is compressed by lzma, which is not read (compress it as .xz)",
 }
-"""First bytes of files that people give by mistake, whatever the suffix says."""
+"""First bytes of other files that are given by mistake, with any suffix."""
 
 
 class DamagedError(Exception):
-    """The file broke off, or its compressed data are corrupt; the reader knows at which record."""
+    """The file is truncated, or its compressed data are corrupt; the caller adds the record."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem)
@@ -64,12 +64,12 @@ class DamagedError(Exception):
 
 
 class Meter(io.RawIOBase):
-    """A byte stream whose every failure to read becomes `DamagedError`; so does a record without
+    """A byte stream that raises `DamagedError` for any failure to read, and for a record without
     an end."""
 
     def __init__(self, path: Path, stream: Any, max_bytes: int) -> None:
         self.num_open = 0
-        """Bytes read since the reader last set this to 0, on having finished a record."""
+        """Bytes read since the last finished record; readers set it to 0."""
         self._path, self._stream = path, stream
         self._max_bytes = max_bytes
 
@@ -78,7 +78,7 @@ class Meter(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         try:
-            # Not read(): when that fails, all that it had unpacked before the bad place is lost.
+            # When read() fails, the data before the damage are lost.
             data: bytes = self._stream.read1(len(buffer))
         except DamagedError:
             raise
@@ -92,7 +92,7 @@ class Meter(io.RawIOBase):
                     f"cannot be read further ({error.strerror})", "check the disk"
                 ) from None
             raise _corrupt(error) from None
-        except Exception as error:  # each decompressor has an exception class of its own
+        except Exception as error:  # each decompressor has its own exceptions
             raise _corrupt(error) from None
         self.num_open += len(data)
         if self.num_open > self._max_bytes:
@@ -116,7 +116,7 @@ def _corrupt(error: Exception) -> DamagedError:
 
 
 def compression_of(path: Path) -> str | None:
-    """Return how `path` is compressed, from its first bytes, as its name may say anything."""
+    """Return the compression of `path`, by its first bytes; None if it is not compressed."""
     with path.open("rb") as stream:
         head = stream.read(6)
     if head[:1] in SKIPPABLE[0] and head[1:4] == SKIPPABLE[1]:
@@ -130,10 +130,10 @@ def open_text(
 ) -> Iterator[io.TextIOWrapper]:
     """Yield `path` decompressed, as text; CR, LF and CRLF all end a line. `errors` as in `open`.
 
-    A reader tells `meter_of` the text when it has finished a record; more than `max_bytes` without
-    that is a `DamagedError`.
+    A reader sets `meter_of(text).num_open` to 0 when it has finished a record; more than
+    `max_bytes` without that is a `DamagedError`.
 
-    Raises UserError where the first bytes show that this is no text in UTF-8.
+    Raises UserError if the first bytes show that the file is not UTF-8 text.
     """
     check(path)
     with io.BufferedReader(Meter(path, _opened(path), max_bytes), BUFFER_SIZE) as buffered:
@@ -146,8 +146,8 @@ def open_text(
 
 
 def blocks(text: io.TextIOWrapper) -> Iterator[str]:
-    """Yield what `open_text` opened in blocks of whole lines, each ended by LF but the last one of
-    the file; of `BLOCK_BYTES` or a line, whatever is longer."""
+    """Yield the text of `open_text` in blocks of whole lines that end with LF, of `BLOCK_BYTES` or
+    a line, whichever is longer; the last line may lack its LF."""
     decode = codecs.getincrementaldecoder("utf-8")(text.errors or "strict")
     decoder = io.IncrementalNewlineDecoder(decode, translate=True)
     parts: list[str] = []
@@ -173,14 +173,14 @@ def _opened(path: Path) -> Any:
 
 
 def meter_of(text: io.TextIOWrapper) -> Meter:
-    """Return what counts the bytes of a text that `open_text` opened."""
+    """Return the meter that counts the bytes of a text of `open_text`."""
     meter: Meter = text.buffer.raw  # type: ignore[attr-defined]
     return meter
 
 
 class _Streams:
-    """The data of streams of xz or bzip2 that stand one behind another. Python's own readers end
-    in silence where bytes follow that are no stream, and with them what was in a damaged one."""
+    """The data of concatenated xz or bzip2 streams. Python's own readers silently ignore bytes that
+    follow a stream and do not begin another one, and so the data of a damaged stream."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._name = file, name
@@ -206,7 +206,7 @@ class _Streams:
                 return data
 
     def _rest(self) -> bytes:
-        """Return the beginning of the next stream; b"" where there is none."""
+        """Return the beginning of the next stream; b"" if there is none."""
         rest: bytes = self._now.unused_data + self._file.read(BUFFER_SIZE)
         while self._name == "xz" and rest and not rest.strip(b"\0"):  # padding
             rest = self._file.read(BUFFER_SIZE)
@@ -227,8 +227,8 @@ def _followed(name: str) -> DamagedError:
 
 
 def _refuse_followed(path: Path) -> None:
-    """Say so where a file that seems cut short is a whole one of gzip with other bytes behind it;
-    its reader takes them for the beginning of one more."""
+    """Raise DamagedError if a file that seems truncated is complete gzip data followed by other
+    bytes, which its reader takes for another member."""
     with path.open("rb") as file:
         unpacked = zlib.decompressobj(31)
         while data := unpacked.unconsumed_tail or unpacked.unused_data or file.read(BUFFER_SIZE):
@@ -263,8 +263,8 @@ def _check_head(path: Path, head: bytes) -> None:
 
 
 def has_nul(path: Path | str, line: int, text: str) -> UserError:
-    """Return the error for NUL bytes in `text`; what stood there is lost, and maybe whole records
-    with it, unless they end the entries of a database."""
+    """Return the error for NUL bytes in `text`: data are lost, unless they end the entries of a
+    database."""
     if not IN_AN_ENTRY.search(text):
         return UserError(
             f"{path}:{line}: a NUL byte ends an alignment here, as in .a3m files and databases of "
@@ -277,11 +277,8 @@ def has_nul(path: Path | str, line: int, text: str) -> UserError:
 
 
 def refuse_future(inputs: Iterable[str], clock: Path) -> None:
-    """Refuse inputs whose time lies in the future: Snakemake refuses an output that is older.
-
-    Raises:
-        UserError: naming the first one.
-    """
+    """Raise UserError for an input whose modification time is in the future, because Snakemake
+    refuses outputs that are older than inputs."""
     now = now_by(clock)
     for path in inputs:
         if Path(path).exists() and (time := Path(path).stat().st_mtime) > now:
@@ -293,6 +290,6 @@ def refuse_future(inputs: Iterable[str], clock: Path) -> None:
 
 
 def now_by(clock: Path) -> float:
-    """Return the time of the file system, whose clock may be another than ours; touches `clock`."""
+    """Touch the file `clock`; return its time, which is by the clock of the file system."""
     clock.touch()
     return clock.stat().st_mtime

@@ -1,17 +1,15 @@
-"""CSV and TSV tables, row by row.
+"""Read CSV and TSV tables, row by row.
 
-Lines of a comment (#) above the header are skipped, as is Excel's `sep=`. The last line with a #
-that has no fewer cells than the line below it is the header, unless the names of columns are below.
-Cells stay as they are written: an id
-`NA` or `001` is that. A record's line is the first of its row. Wholly blank rows are skipped, and
-missing cells at the end of a row are empty.
+Comment lines (#) above the header are skipped, as is Excel's `sep=`. The last line with a # that
+has no fewer cells than the line below it is the header, unless the line below has the names of
+columns. Cells are read as text: an id `NA` or `001` is kept. The line of a record is the first line
+of its row. Blank rows are skipped, and missing cells at the end of a row are empty.
 
-A mark that opens a quoted cell and is never closed hides the rows behind it. So quoting is read
+An opening quotation mark without a closing one hides the rows after it. Therefore quoting is read
 strictly, as csv, pandas, R's write.csv and spreadsheets write it. A quoted cell over several lines
-is believed if its lines are no rows by themselves, or if the file shows that its writer quotes. In
-a TSV table, which has no quoting by its standard (IANA, text/tab-separated-values), marks that
-quote nothing are plain characters, as in UniProt's, if the line is a whole row; else they are
-refused.
+is accepted if its lines are not rows by themselves, or if the file shows that its writer quotes. A
+TSV table has no quoting by its standard (IANA, text/tab-separated-values): marks that quote nothing
+are plain characters, as in UniProt's tables, if the line is a whole row; else they are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ MARK = '"'
 EXCEL = re.compile(r'"?sep=(.)"?[,;\t]*\s*', re.IGNORECASE)
 """First line in which Excel names the separator."""
 JSON = re.compile(r"\s*(\{|\[\s*([\[{]|$))")
-"""How a document or a line of JSON begins."""
+"""The beginning of a JSON document or a line of JSON."""
 NEVER = "nothing closes its cell"
 STANDS_ALONE = "another one stands inside its cell"
 HIDES = "whole rows stand before"
@@ -46,7 +44,7 @@ class Line(NamedTuple):
 
 
 def read(path: Path, kind: Kind) -> Iterator[Record]:
-    """Stream the rows of a CSV or TSV table."""
+    """Yield the rows of a CSV or TSV table."""
     taken = kind.taken(path, names_of(path))
     name, indices = str(path), taken.indices
     for line, cells in rows(path):
@@ -58,10 +56,10 @@ def names_of(path: Path) -> list[str]:
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the cells of each row, as many as there are names of columns.
+    """Yield the number of the first line and the cells of each row, one cell for each column.
 
     Raises:
-        UserError: naming the line where rows cannot be told apart.
+        UserError: if rows are ambiguous; the message has the line.
     """
     num_before, separator, names = _head(path)
     width = len(names)
@@ -84,7 +82,7 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def header(path: Path) -> tuple[str, list[str]]:
-    """Return the separator and the names of the columns, whatever separator the suffix means."""
+    """Return the separator and the names of the columns; the suffix does not matter."""
     return _head(path)[1:]
 
 
@@ -113,8 +111,8 @@ def _head(path: Path) -> tuple[int, str, list[str]]:
 
 
 def _is_header(line: str, following: str, separator: str) -> bool:
-    """Return whether a line with a # is the header, and not a comment above it: it has no fewer
-    cells than the line below, and that has no usual name of an id where this one has none."""
+    """Return whether a line with a # is the header, not a comment above it: it has no fewer cells
+    than the line below, and not only the line below has a usual name of an id column."""
     has_id = [columns.has_id(_names(text, separator)) for text in (line, following)]
     return following.count(separator) <= line.count(separator) and has_id != [False, True]
 
@@ -134,9 +132,9 @@ class _Lines(Iterator[Line]):
         self._path, self._separator, self._width = path, separator, width
         self._left = enumerate(text, 1)
         self._ahead: deque[Line] = deque()
-        """Lines that were read and put back."""
+        """Lines that were read and pushed back."""
         self._open = 0
-        """In a TSV table, the line of the quotation mark that opened an unfinished cell; else 0."""
+        """In a TSV table, the line of a quotation mark that opened an unfinished cell; else 0."""
         self._is_sure: bool | None = None
         """Whether the file is known to quote cells."""
 
@@ -144,7 +142,7 @@ class _Lines(Iterator[Line]):
         return self._ahead.popleft() if self._ahead else Line(*next(self._left))
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the number of the first line and the cells of each row that is left."""
+        """Yield the number of the first line and the cells of each remaining row."""
         left, ahead, separator = self._left, self._ahead, self._separator
         while True:
             number, text = ahead.popleft() if ahead else next(left, (0, ""))
@@ -156,7 +154,7 @@ class _Lines(Iterator[Line]):
                 yield number, text.rstrip("\n").split(separator)
 
     def cells_of(self, first: Line) -> list[str]:
-        """Return the cells of the row that begins in this line, and take its other lines, too."""
+        """Return the cells of the row that begins in this line; consume its other lines."""
         if self._open and first.text.strip() and not self._is_row(first):
             raise self._wrong(self._open, f"line {first.number} is no whole row")
         if MARK not in first.text:
@@ -179,8 +177,8 @@ class _Lines(Iterator[Line]):
         return cells
 
     def _closed(self, line: Line) -> list[str]:
-        """Return the cells of a line that is a whole row, whose marks are around cells and nowhere
-        else; none if it is not. Most lines are so, and csv takes several times as long for them."""
+        """Return the cells of a line that is a whole row with marks only around cells; [] if it is
+        not. This is the usual case, for which csv is several times slower."""
         cells = line.text.rstrip("\n").split(self._separator)
         if len(cells) != self._width:
             return []
@@ -209,7 +207,7 @@ class _Lines(Iterator[Line]):
         return [_unquoted(cell) for cell in line.text.rstrip("\n").split(self._separator)]
 
     def _follow(self, line: Line) -> None:
-        """Refuse the table where an open cell ends in this line; forget it if it cannot end."""
+        """Raise UserError if an open cell ends in this line; clear it if it cannot end."""
         end = _end_of(MARK + line.text)
         if end is None:
             self._open = 0
@@ -218,8 +216,8 @@ class _Lines(Iterator[Line]):
         raise self._wrong(self._open, f"{HIDES} a mark could close its cell, in line {line.number}")
 
     def _quoted(self, first: Line) -> tuple[list[Line], list[str], str]:
-        """Return the lines of a row with quoted cells, its cells, and what is wrong with them. Of a
-        TSV table, a line that is a row ends it."""
+        """Return the lines and the cells of a row with quoted cells, and the problem with them, if
+        any. In a TSV table, a line that is a row by itself ends the row."""
         lines = [first]
 
         def texts() -> Iterator[str]:
@@ -243,8 +241,8 @@ class _Lines(Iterator[Line]):
         return not are_rows or self._quotes()
 
     def _quotes(self) -> bool:
-        """Return whether the file shows that its writer quotes: it does so with the first name, or
-        some line has too many separators for a row and is one if those in marks do not count."""
+        """Return whether the file shows that its writer quotes: the first name is quoted, or a line
+        is a whole row only if separators inside marks do not count."""
         if self._is_sure is None:
             with source.open_text(self._path, "strict") as text:
                 self._is_sure = text.readline().startswith(MARK) or any(map(self._shows, text))
@@ -274,10 +272,10 @@ class _Lines(Iterator[Line]):
 
 
 class _End(NamedTuple):
-    """How a line of a TSV table ends, if it is of quoted cells."""
+    """The end of a line of quoted cells in a TSV table."""
 
     is_inside: bool
-    """Its last cell continues in the next line."""
+    """Whether the last cell continues in the next line."""
     num_cells: int
 
 
@@ -285,13 +283,13 @@ def _end_of(text: str) -> _End | None:
     reader = csv.reader(iter([text, MARK]), delimiter=TAB, strict=True)
     try:
         cells = next(reader)
-    except csv.Error:  # a mark stands alone
+    except csv.Error:  # a mark within a cell
         return None
     return _End(reader.line_num > 1, len(cells))
 
 
 def _unquoted(cell: str) -> str:
-    """Return a cell of a TSV table without the marks that some writers set around each text."""
+    """Return a cell of a TSV table without the marks that some writers put around texts."""
     if len(cell) > 1 and cell[0] == cell[-1] == MARK:
         inner = cell[1:-1].replace(MARK * 2, "")
         return cell[1:-1].replace(MARK * 2, MARK) if MARK not in inner else cell

@@ -14,7 +14,7 @@ from featuremill.workload.plugin_errors import attributed_to, batch_cost_of, rec
 from featuremill.workload.recipe import ENGINE_VERSION, ahead_of, settings_of
 from featuremill.workload.weights import is_path as is_path_of_weights
 from featuremill.workload.weights import json_of as json_of_weights
-from featuremill.workload.weights import model_told
+from featuremill.workload.weights import model_name_of
 from featuremill.workload.weights import name_of as name_of_weights
 from featuremill.workload.weights import read as read_weights
 from featuremill.workload.weights import refuse_missing as refuse_missing_weights
@@ -31,7 +31,7 @@ __all__ = [
     "find_workload",
     "is_path_of_weights",
     "json_of_weights",
-    "model_told",
+    "model_name_of",
     "name_of_weights",
     "read_weights",
     "records_of",

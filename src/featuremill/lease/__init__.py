@@ -1,25 +1,25 @@
-"""GPU leases: which process may use which GPU, agreed on a machine through kernel locks.
+"""GPU leases: processes on a machine share its GPUs by means of kernel locks.
 
 `featuremill lease --gpus N -- COMMAND…` is the command (`command.py`); `lease()` is the same as a
 context manager. docs/lease.md has the guarantees. The modules, in the order of their use:
 
-    environment.py  the variables, how they are read
-    request.py    what is asked for, with defaults from the variables
+    environment.py  the environment variables
+    request.py    the request, with defaults from the variables
     gpu_options.py  --gpus and --devices of every command
-    offer.py      the devices to choose among
-    folder.py     where the locks are
-    turnstile.py  one queue, first come, first served
+    offer.py      the devices to choose from
+    folder.py     the folder of the locks
+    turnstile.py  the queue: first come, first served
     choice.py     one pass over the devices, and the policies
-    condition.py  busy, lost, cooling down
+    condition.py  busy, lost and cooling devices
     slots.py      the locks
-    acquire.py    all of it in turn
-    execute.py    runs the command
-    listing.py    who holds what
+    acquire.py    the lease: wait, choose, lock
+    execute.py    run the command
+    listing.py    the list of holders
 
 The package is complete in itself: it imports the standard library, pynvml and its own modules,
 these by relative imports. Other distributions are built from the same files, under other names.
-Each name here is imported when it is used: code that needs the type of a device does not load the
-locks.
+Names of this module are imported on first use, so that code that needs only the type of a device
+does not import the locks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leases: wait for the turn and for devices, then hold their slots."""
+"""Take a lease: wait in the queue and for devices, then hold the slots of the devices."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ POLL_SECONDS = 0.05
 POLL_SECONDS_USED_BY_OTHERS = 0.5
 SAY_SECONDS = 60.0
 SAY_FIRST_SECONDS = 0.1
-"""A shorter wait is not reported, and slots that another request only tries are not seen."""
+"""Shorter waits are not reported, such as those for a slot that another request only tries."""
 CHECK_SECONDS = 0.5
 PATIENCE_SECONDS = 0.25
-"""The least `wait`: another request may hold the turnstile for a moment."""
+"""Shortest wait, as another request may hold the turnstile for a moment."""
 Choice = Literal["auto", "cuda", "cpu"]
 log = logging.getLogger("featuremill.lease")
 
@@ -43,17 +43,17 @@ class Lease(NamedTuple):
     environment: dict[str, str]
     """Environment variables for a process that uses the devices."""
     since: float
-    """When it was taken, by time.monotonic."""
+    """The time when it was taken, by time.monotonic."""
     how: str
     """A description of the leased devices."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the locks. Children inherit only those that are passed on."""
+        """Descriptors of the locks; child processes inherit them only if they are passed on."""
         return tuple(descriptor for slot in self.slots for descriptor in slot.descriptors)
 
     def split(self, counts: Sequence[int]) -> list[Lease]:
-        """Return leases of so many of its devices each, which replace this one."""
+        """Return leases of `counts` devices each, which replace this lease."""
         names = self.environment[MASK].split(",")
         parts = []
         for end, count in zip(itertools.accumulate(counts), counts, strict=True):
@@ -68,12 +68,12 @@ class Lease(NamedTuple):
         return parts
 
     def close(self) -> None:
-        """Give it back, as far as no child holds it."""
+        """Release the slots, unless a child process still holds them."""
         for slot in self.slots:
             slot.close()
 
     def failed(self, how: str) -> None:
-        """Record that the devices failed. A device that fails quickly several times has to rest."""
+        """Record that the devices failed; after several quick failures a device cools down."""
         if time.monotonic() - self.since < condition.QUICK_SECONDS:
             for device in self.devices:
                 if device.kind == "cuda":
@@ -98,8 +98,8 @@ def lease(
     are never taken.
 
     Raises:
-        UserError: this machine never has such devices.
-        DeviceError: too few devices work, or none became free in time.
+        UserError: if this machine has no such devices.
+        DeviceError: if too few devices work, or none became free in time.
     """
     held = acquire(choice, request or Request.from_environment(), failures, avoid)
     log.debug("leased %s", held.how)
@@ -119,13 +119,13 @@ def acquire(
     shares_given: bool = True,
     command: str | None = None,
 ) -> Lease:
-    """Take a lease without a block. It lasts as long as a process has its descriptors.
+    """Take a lease without a block. It lasts as long as a process has its descriptors open.
 
-    `report` gets a sentence about what this waits for, at first and then once a minute. `check` is
-    called at least twice a second meanwhile; an exception from it ends the waiting. With
-    `shares_given`, a job that a scheduler gave exactly the devices of `request` takes them beside
-    others that were given the same; a program that deals them out to its own jobs waits instead.
-    `command` is what the list of GPUs shows for the lease (default: the command of this process).
+    `report` is called with a sentence about the reason for waiting, at first and then once a
+    minute. `check` is called at least twice a second while waiting; an exception from it ends the
+    wait. With `shares_given`, a job that a scheduler gave exactly the devices of `request` takes
+    them at once, even if other jobs were given the same. `command` is shown in the list of GPUs
+    (default: the command of this process).
     """
     request.check()
     if choice == "cpu":
@@ -143,7 +143,7 @@ def acquire(
 
 
 def count_slots(request: Request) -> int:
-    """Return how many leases of one GPU the devices of `request` allow at once."""
+    """Return the number of leases of one GPU that the devices of `request` allow at once."""
     request.check()
     with nvml():
         conditions = [condition.look(device) for device in offer(request).devices]
@@ -162,9 +162,9 @@ def _on_cpu(why: str) -> Lease:
 
 
 def _pass_through(request: Request, offered: Offer, command: str | None) -> Lease:
-    """Take the devices given by the scheduler, beside other jobs that were given the same.
+    """Take the devices given by the scheduler, even if other jobs were given the same.
 
-    Free slots are taken all the same, so that other leases see them.
+    Free slots are locked, so that other leases see them.
     """
     where = folder.find()
     taken = []
@@ -189,7 +189,7 @@ def _pass_through(request: Request, offered: Offer, command: str | None) -> Leas
 
 
 def _is_first_to_say(note: Path) -> bool:
-    """Return whether no job of this session, and so of this run, has logged that yet."""
+    """Return whether no job of this session, and so of this run, has logged the message before."""
     session = f"{os.getsid(0)}".encode()
     descriptor = folder.open_lock(note)
     try:
@@ -227,7 +227,7 @@ def _lease(
 
 
 class _Waiting:
-    """One request's way through the turnstile to its devices."""
+    """A request that waits in the queue, and then for its devices."""
 
     def __init__(
         self,
@@ -253,8 +253,8 @@ class _Waiting:
         self._what = f"{request.num_gpus} GPU{'s' if request.num_gpus > 1 else ''}"
 
     def acquire(self) -> Lease:
-        # Requests inside one lease have a queue of their own: in the common queue one could wait
-        # for a job that waits for its own parent.
+        # Requests inside a lease have their own queue: in the common queue, they could wait for a
+        # job that waits for their parent.
         outer = self._first_name.partition("@")[2]
         queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
         try:
@@ -293,7 +293,7 @@ class _Waiting:
         return time.monotonic() >= self._say_at
 
     def _say(self, why: str) -> float:
-        """Report what this waits for, now or later; return the seconds until the next call."""
+        """Report the reason for waiting, if it is time; return the seconds until the next call."""
         now = time.monotonic()
         if now >= self._say_at:
             self._say_at = now + SAY_SECONDS

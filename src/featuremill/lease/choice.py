@@ -1,5 +1,5 @@
-"""One pass over the devices: which are free, which of them the policy takes, and why the others
-cannot be taken."""
+"""One pass over the devices: find the free ones, choose by the policy, and collect the reasons why
+the others cannot be taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .slots import Slot, Taking
 
 
 class Free(NamedTuple):
-    """A device of which this process holds a slot during the choice."""
+    """A free device, of which this process holds a slot during the choice."""
 
     device: Device
     slot: Slot
@@ -24,18 +24,20 @@ class Free(NamedTuple):
     last_leased: float
     free_mb: int
     position: int
-    """Position in the order of the devices."""
+    """The index in the order of the devices."""
     note: str
-    """A message for when it is taken."""
+    """A message to log if the device is chosen."""
 
 
 class Pass(NamedTuple):
+    """The result of a pass over the devices."""
+
     chosen: list[Free]
-    """All wanted slots, or none."""
+    """All requested slots, or none."""
     barred: dict[str, str]
-    """Why each other device cannot be taken now."""
+    """The reason why each other device cannot be taken now, by label."""
     is_used_by_others: bool
-    """Whether something other than a lease prevents it. Then a new pass is not urgent."""
+    """Whether something other than a lease bars a device, so that a new pass is not urgent."""
 
 
 class Chooser:
@@ -73,7 +75,7 @@ class Chooser:
                     leased += why.startswith("held by")
             self._check()
         except BaseException:
-            for taken in free:  # a process with other jobs goes on
+            for taken in free:  # a process with other jobs continues
                 taken.slot.close()
             raise
         free.sort(key=self._rank)
@@ -95,7 +97,7 @@ class Chooser:
         if taking.slot is None:
             return None, _held_by(taking)
         now = condition.look(device)  # again: the reading before the lock is old
-        # Other programs may share it; or an outer lease holds it for this process.
+        # Other programs may share the device, or an outer lease holds it for this process.
         is_shared = self._request.policy == "memory" or name != device.uuid
         why = self._unfit(now) or ("" if is_shared else self._used(now, name, taking))
         if why:
@@ -128,8 +130,8 @@ class Chooser:
         return (failures, free.num_taken, free.last_leased, free.position)
 
     def _cooling(self) -> dict[str, str]:
-        """Return the devices that have to rest. If these are too many, the work is at fault and
-        none rests."""
+        """Return the reasons of devices that cool down. If too many do, the work is the cause, and
+        none is returned."""
         reasons = {
             d.uuid: condition.Failures(self._folder, d.uuid).cooling() for d in self._devices
         }

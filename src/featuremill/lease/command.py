@@ -1,8 +1,8 @@
-"""lease: holds N GPUs and becomes the command that uses them, or lists who holds which.
+"""featuremill lease: lease N GPUs and become the command that uses them, or list the holders.
 
-The command replaces this process, so exit status, signals and process number are the command's. It
-inherits the locks, and so do its children unless they close them: a slot stays taken while a
-process lives that may hold memory of the device.
+The command replaces this process, so exit status, signals and process id are those of the command.
+It inherits the locks, and so do its child processes, unless they close them. So a slot stays taken
+while a process may have memory on the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The condition of a device: NVML's readings, its other users, and recent failures."""
+"""The condition of a device: readings of NVML, processes without a lease, and recent failures."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .nvml import (
 )
 
 DISPLAY_MB = 4096
-"""Memory in MiB of a display beside the programs that are listed as drawing: under WSL2 Windows
+"""Memory in MiB that a display may use beyond that of listed drawing programs; under WSL2, Windows
 lists none."""
 QUICK_SECONDS = 60.0
-"""A lease that fails sooner counts as a quick failure."""
+"""A lease that fails sooner is a quick failure."""
 MAX_QUICK_FAILURES = 3
 COOL_SECONDS = 300.0
-"""How long a device rests after that many quick failures, and how long one is remembered."""
+"""Time that a device cools down after MAX_QUICK_FAILURES, and that a failure is remembered."""
 
 
 class Condition(NamedTuple):
@@ -46,11 +46,12 @@ class Condition(NamedTuple):
     problem: str = ""
     """Why nothing can run on it; empty for a device that works."""
     display: Display = NO_DISPLAY
-    """Its use by a display, which is read only if something is in use."""
+    """The use by a display, which is read only if memory or processes are in use."""
 
 
 def look(device: Device) -> Condition:
-    """Read NVML. Values that it lacks (processes in a container, modes of a slice) are left out."""
+    """Read the condition by NVML. Values that NVML lacks (processes in a container, modes of a
+    slice) have their defaults."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
         memory = memory_of(handle) or pynvml.nvmlDeviceGetMemoryInfo(handle)  # raises the reason
@@ -93,7 +94,7 @@ class Process(NamedTuple):
 
     @property
     def user(self) -> str:
-        """Its user's name; "" where it cannot be seen from here."""
+        """The name of its user; "" if it is unknown."""
         try:
             return pwd.getpwuid(Path(f"/proc/{self.pid}").stat().st_uid).pw_name
         except (OSError, KeyError):
@@ -101,7 +102,7 @@ class Process(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The program's name only: its arguments may be secret."""
+        """The name of the program, without arguments, which may be secret."""
         try:
             return plain(Path(f"/proc/{self.pid}/comm").read_text(errors="replace").strip())
         except OSError:
@@ -113,8 +114,8 @@ class Process(NamedTuple):
 
 
 def strangers_on(condition: Condition, holders: Collection[int]) -> list[Process]:
-    """Return the processes that use a device outside of leases; `holders` are the pids of those
-    inside. A display's programs do not count, but those that they start, such as a training in a
+    """Return the processes that use a device without a lease; `holders` are the pids with a lease.
+    Programs of a display are ignored, but not those that they start, such as a training in a
     terminal."""
     ours = {*holders, os.getpid()}
     computing = [pid for pid in condition.processes if pid not in condition.display.pids]
@@ -125,9 +126,9 @@ def strangers_on(condition: Condition, holders: Collection[int]) -> list[Process
 
 
 def used_by_others(condition: Condition, holders: Collection[int]) -> str:
-    """Return what uses a device outside of leases; empty for nothing.
+    """Describe the use of a device without a lease; "" if there is none.
 
-    If other leases hold slots of the device, its memory is not considered. Nor is a display's.
+    If other leases hold slots of the device, its memory is not considered, nor that of a display.
     """
     if strangers := strangers_on(condition, holders):
         have = "has" if len(strangers) == 1 else "have"
@@ -142,7 +143,7 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
 
 
 def used_by_display(condition: Condition) -> str:
-    """Return what a display uses of a device that `used_by_others` allows; empty for nothing."""
+    """Describe the use by a display, which `used_by_others` allows; "" if there is none."""
     if condition.used_mb <= IDLE_MB:
         return ""
     return f"{condition.used_mb} MB are in use by a display; it is used anyway"
@@ -154,7 +155,7 @@ def _descends(pid: int, ancestors: Collection[int]) -> bool:
             return True
         try:
             stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-        except OSError:  # it has ended, or is in another PID namespace
+        except OSError:  # ended, or in another PID namespace
             return False
         pid = int(stat.rpartition(")")[2].split()[1])
     return False
@@ -167,7 +168,7 @@ class Failures:
         self._path = folder / f"{uuid}.failures"
 
     def read(self) -> list[tuple[float, str]]:
-        """Return time (seconds since 1970) and manner of the recent quick failures."""
+        """Return the time (seconds since 1970) and description of each recent quick failure."""
         with contextlib.suppress(ValueError, TypeError, OverflowError):
             failures = [(float(when), plain(str(how))) for when, how in read_note(self._path) or []]
             return [item for item in failures if 0 <= time.time() - item[0] < COOL_SECONDS]
@@ -176,7 +177,7 @@ class Failures:
     def _write(self, failures: list[tuple[float, str]]) -> None:
         try:
             descriptor = open_lock(self._path)
-        except UserError:  # a shared note; losing it must not cost computed results
+        except UserError:  # losing this note must not cost computed results
             return
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(failures).encode(), 0)
@@ -190,7 +191,7 @@ class Failures:
             self._write([])
 
     def cooling(self) -> str:
-        """Return why the device should rest now; empty if it need not."""
+        """Return why the device cools down now; "" if it does not."""
         failures = self.read()
         if len(failures) < MAX_QUICK_FAILURES:
             return ""

@@ -20,7 +20,7 @@ MASK = CUDA_VISIBLE_DEVICES.name
 
 
 class Device(NamedTuple):
-    """One device that a job may use: a GPU, a MIG slice of one, or the CPU."""
+    """A device that a job may use: a GPU, a MIG slice of a GPU, or the CPU."""
 
     kind: Literal["cuda", "cpu"]
     uuid: str
@@ -32,16 +32,16 @@ class Device(NamedTuple):
     memory_mb: int = 0
     num_multiprocessors: int = 0
     problem: str = ""
-    """Why nothing can run on it, in NVML's words; empty for a device that works."""
+    """Why nothing can run on it, in the words of NVML; "" for a device that works."""
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a MIG slice. CUDA gives a process one at most."""
+        """Whether it is a MIG slice, of which CUDA gives a process at most one."""
         return self.uuid.startswith("MIG-")
 
     @property
     def label(self) -> str:
-        """What a GPU is called everywhere."""
+        """The name of a GPU in all messages."""
         return gpu_name.gpu(self.uuid, self.number)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Device(NamedTuple):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What receipts and telemetry say of it."""
+        """The description of the device in receipts and telemetry."""
         number = {"number": self.number} if self.kind == "cuda" else {}
         return {"kind": self.kind, "uuid": self.uuid, "name": self.name, **number}
 
@@ -70,9 +70,9 @@ def cpu() -> Device:
 
 
 def survey() -> list[Device]:
-    """Return all NVIDIA GPUs of this machine in PCI bus order, broken ones with their problem.
+    """Return all NVIDIA GPUs of this machine in PCI bus order; broken ones have a `problem`.
 
-    A GPU in MIG mode is replaced by its slices. A machine without a driver has none.
+    A GPU in MIG mode is replaced by its slices. Without a driver, return none.
     """
     with nvml() as is_there:
         if not is_there:

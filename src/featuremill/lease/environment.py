@@ -1,7 +1,7 @@
-"""Environment variables: how they are read, and those of leases.
+"""Read typed environment variables; the variables of leases.
 
-The variables keep the prefix FEATUREMILL_ in every program that is built from this source: a lease
-has to find the lease around it. No other module of this package reads the environment.
+The variables have the prefix FEATUREMILL_ in every program that is built from this source, because
+a lease has to find the outer lease. No other module of this package reads the environment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Generic, Literal, NamedTuple, TypeVar, cast, get_args
 from .errors import UserError
 
 Policy = Literal["balanced", "memory", "sequential"]
-"""Which of the free GPUs a lease takes; docs/lease.md describes them."""
+"""The policy that chooses among free GPUs; docs/lease.md describes them."""
 T = TypeVar("T")
 MAX_NUMBER = 1e9
 MAX_SHOWN = 40
-"""How much of a value that cannot be meant is shown."""
+"""Largest number of characters of an invalid value in a message."""
 
 
 _KEPT: dict[str, str | None] = {}
@@ -30,21 +30,21 @@ class Variable:
     def __init__(self, name: str, meaning: str = "") -> None:
         self.name = name
         self.meaning = meaning
-        """Markdown, for the page."""
+        """The meaning in Markdown, for docs/environment.md."""
 
     def __str__(self) -> str:
         return self.name
 
     def text(self) -> str | None:
-        """Return what it holds; None where it is not set."""
+        """Return its value; None if it is not set."""
         return _KEPT[self.name] if self.name in _KEPT else os.environ.get(self.name)
 
     def set(self, text: str) -> None:
-        """Set it for this process and those that it starts from now on."""
+        """Set it for this process and new child processes."""
         os.environ[self.name] = text
 
     def set_for_children(self, text: str) -> None:
-        """Set it for new child processes; `text` still returns what it held before."""
+        """Set it for new child processes only; `text()` still returns the former value."""
         _KEPT.setdefault(self.name, self.text())
         self.set(text)
 
@@ -64,11 +64,11 @@ class ValueType(NamedTuple, Generic[T]):
     words: str
     """The noun of the value, as in "…: 'x' is not <words>"."""
     parse: Callable[[str], T]
-    """Raises ValueError for a text that cannot be meant."""
+    """A function that parses a text; it raises ValueError for an invalid one."""
 
 
 class Setting(Variable, Generic[T]):
-    """A variable of ours: it has a type, and a default where it is unset or empty."""
+    """A typed variable with a default, for an unset or empty variable."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Setting(Variable, Generic[T]):
         default_words: str = "",
         is_internal: bool = False,
     ) -> None:
-        """`default_words` say on the page what the default comes to."""
+        """`default_words` describe the default in docs/environment.md."""
         super().__init__(f"FEATUREMILL_{name}", meaning)
         self.kind = kind
         self.default = default
@@ -90,12 +90,12 @@ class Setting(Variable, Generic[T]):
         """Return its value.
 
         Raises:
-            UserError: when it holds something else than it may.
+            UserError: if the value is invalid.
         """
         return self.parse(self.text() or "")
 
     def parse(self, text: str) -> T:
-        """Return what it would say if it held `text`; raises UserError as `value` does."""
+        """Return the value of `text`; raise UserError as `value` does."""
         if not text:
             return self.default
         try:
@@ -107,7 +107,7 @@ class Setting(Variable, Generic[T]):
 
 
 def number(text: str) -> float:
-    """Return a finite number; raises ValueError as a `ValueType` does."""
+    """Return a finite number; raise ValueError for an invalid text."""
     value = float(text)
     if not math.isfinite(value) or abs(value) > MAX_NUMBER:
         raise ValueError
@@ -175,5 +175,5 @@ CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the orde
 
 
 def of_child(changes: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process: this one's, with `changes`."""
+    """Return the environment of this process with `changes`, for a child process."""
     return {**os.environ, **changes}

@@ -1,4 +1,4 @@
-"""Errors of leases, each with the exit status of a command that ends by it."""
+"""Errors of leases, with the exit status of a command that they end."""
 
 from __future__ import annotations
 

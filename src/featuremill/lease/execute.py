@@ -1,4 +1,4 @@
-"""Runs the command of a lease: in place of this process, or as its child."""
+"""Run the command of a lease, in place of this process or as its child."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .acquire import Lease
 from .environment import of_child
 
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores and that a command expects not to be ignored."""
+"""Signals that Python ignores, but a command expects by default."""
 FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-"""The terminal sends these to the command as well; passed on, they would arrive twice."""
+"""Signals that the terminal also sends to the command, so that they must not be passed on."""
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 STOPPED = (*FROM_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-"""A command that ended by these was stopped by hand."""
+"""Signals by which a user stops a command."""
 CANNOT_BE_RUN, NOT_FOUND = 126, 127
 """Exit statuses of a shell."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -36,7 +36,7 @@ def restore_signals() -> None:
 
 
 def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; exit now if it has died already."""
+    """Request `signal_number` for the death of the parent; exit now if the parent has died."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent_pid:
@@ -56,14 +56,14 @@ def become(command: list[str], held: Lease) -> int:
 
 
 def run_beside(command: list[str], held: Lease) -> int:
-    """Run the command as a child and end as it ends; record a quick failure of its device.
+    """Run the command as a child, end with its status, and record a quick failure of its device.
 
     This process holds the locks, too, so a command that closes inherited files keeps its lease. If
-    this process is killed, the command is killed with it.
+    this process is killed, the command is killed, too.
     """
     us = os.getpid()
-    # A signal between the fork and these handlers would go to the earlier ones, and an exception
-    # from them gets lost in Python's own code at a fork (logging's, for example).
+    # A signal between the fork and these handlers would call the earlier ones, and an exception
+    # from them may be lost in code that Python runs at a fork (such as logging's).
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED_ON, *FROM_THE_TERMINAL))
     child = os.fork()
     if child == 0:
@@ -87,7 +87,7 @@ def run_beside(command: list[str], held: Lease) -> int:
     elif not passed_on and -code not in STOPPED and code not in BLAMELESS:
         held.failed(f"{command[0]} left with status {code}")
     if code < 0:
-        if -code != signal.SIGKILL:  # it cannot have a handler
+        if -code != signal.SIGKILL:  # which has no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(us, -code)
     return code
@@ -103,7 +103,7 @@ def _be_the_child(
 
 
 def _end_by_signals() -> None:
-    """Let signals end this process: a signal that Python has only recorded for a handler is lost at
+    """Restore the default action of signals: one that Python has recorded for a handler is lost at
     exec."""
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:

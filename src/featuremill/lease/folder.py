@@ -1,4 +1,4 @@
-"""The folder of lock files: on this machine, the same for all users, never cleaned up."""
+"""The folder of lock files, which is local and the same for all users, and how to open them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .errors import UserError
 
 NAME = "featuremill-leases"
 PROTOCOL = 1
-"""The version of the locks' meaning, which PROTOCOL.md of gpu-local describes. A folder of a later
-version has it in a file `protocol`."""
+"""The version of the protocol of the locks, as in PROTOCOL.md of gpu-local. A folder of a later
+version has the version in a file `protocol`."""
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
 """The mode of the folder: each user may add files, and remove only their own."""
@@ -28,16 +28,16 @@ NOT_LOCAL = {
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
 }
 MAX_NOTE_BYTES = 2**16
-"""The most bytes of a note that are read: any user may have written it."""
+"""Largest number of bytes of a note that are read, as any user may have written it."""
 MAKING_SECONDS = 1.0
-"""How long another user may take between making a file or folder and opening it to all."""
+"""Longest time of another process between creating a file or folder and opening it to all."""
 
 
 def find() -> Path:
-    """Return the folder of leases; make it if it does not exist.
+    """Return the folder of leases; create it if it does not exist.
 
-    Every user must find the same one, root too: the first that exists, else the first place where
-    any user may make it.
+    All users, including root, must find the same folder: the first that exists, else the first that
+    any user may create.
     """
     named = LEASE_FOLDER.value()
     if named:
@@ -67,7 +67,7 @@ def find() -> Path:
 
 
 def _check_protocol(folder: Path) -> None:
-    """Refuse a folder whose locks follow a newer protocol."""
+    """Raise UserError if the locks in the folder follow a newer protocol."""
     version = read_note(folder / "protocol")
     if isinstance(version, int) and version > PROTOCOL:
         raise UserError(
@@ -125,13 +125,13 @@ def _owner(path: Path) -> str:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file that all users share, made if needed; return its descriptor.
+    """Open a lock file that all users share, created if needed; return its descriptor.
 
     With fs.protected_regular, O_CREAT on another user's file in a sticky folder is refused, so an
-    existing file is opened without it. Children do not inherit the descriptor.
+    existing file is opened without it. Child processes do not inherit the descriptor.
 
     Raises:
-        UserError: it is not a regular file of its own. Through a link of either kind, writing could
+        UserError: if it is not a regular file with a single link; writing through a link could
             change another file of the user.
     """
     deadline = time.monotonic() + MAKING_SECONDS
@@ -144,7 +144,7 @@ def open_lock(path: Path) -> int:
                 descriptor = os.open(path, common | os.O_CREAT | os.O_EXCL, 0o666)
                 os.fchmod(descriptor, 0o666)  # the umask reduced it
                 return descriptor
-        except PermissionError:  # just made, and not open to all yet
+        except PermissionError:  # just created, and not open to all yet
             if time.monotonic() > deadline:
                 raise _unusable(path, "it is closed to you") from None
             time.sleep(0.001)
@@ -177,10 +177,8 @@ def plain(text: str) -> str:
 
 
 def read_note(path: Path) -> Any:
-    """Return the JSON that a process wrote to the file `path`; None for anything else.
-
-    Follows no link and waits for no pipe.
-    """
+    """Return the JSON in the file `path`; None for anything else. Follows no links, and does not
+    block on a pipe."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(path, flags)
@@ -196,7 +194,7 @@ def read_note(path: Path) -> Any:
 
 
 def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Take the kernel's lock if it is free; return whether it was."""
+    """Take the lock if it is free; return whether it was."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The one name of a GPU, on every screen, in every log and on every page."""
+"""The name of a GPU for all messages, logs and pages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from .text import one_line, plain
 
 
 def gpu(uuid: str, number: float | None = None) -> str:
-    """Return "GPU 0 (3a9f)": nvidia-smi's number and where the UUID begins; of a slice
-    "GPU 0 (MIG 3a9f)". What is unknown is left out."""
+    """Return "GPU 0 (3a9f)": the number of nvidia-smi and the beginning of the UUID; for a slice
+    "GPU 0 (MIG 3a9f)". Unknown values are left out."""
     part = "MIG " if uuid.startswith("MIG-") else ""
     head = _safe(uuid).removeprefix("GPU-").removeprefix("MIG-")[:4]
     return ("GPU" if number is None else f"GPU {number}") + (f" ({part}{head})" if head else "")
 
 
 def device(kind: str, uuid: str, name: str, number: float | None = None) -> str:
-    """Return a GPU with its model, "GPU 0 (3a9f) NVIDIA L4"; a CPU is its model."""
+    """Return the name of a GPU with its model, "GPU 0 (3a9f) NVIDIA L4"; for a CPU, its model."""
     return f"{gpu(uuid, number)} {_safe(name)}" if kind == "cuda" else _safe(name)
 
 

@@ -1,4 +1,4 @@
-"""`--gpus`, a number, and `--devices`, which ones: read alike by every command."""
+"""The options `--gpus` (a number) and `--devices` (a list), parsed the same by all commands."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class GpuOptions(NamedTuple):
 
     @classmethod
     def parse(cls, gpus: str | None, devices: str | None) -> GpuOptions:
-        """Return what `--gpus` and `--devices` say. A list after `--gpus` names devices.
+        """Return the values of `--gpus` and `--devices`. A list after `--gpus` names devices.
 
         Raises:
-            UserError: a value that is neither, or values that contradict each other.
+            UserError: if a value is invalid, or the values contradict each other.
         """
         if gpus is None or gpus == ALL:
             return cls(None, _listed("--devices", devices) if devices else "")
@@ -44,17 +44,13 @@ class GpuOptions(NamedTuple):
         return cls(count, listed)
 
     def of_all(self) -> int | None:
-        """Return the number of GPUs, which is that of the devices where only these are named."""
+        """Return the number of GPUs, or of the devices if only these are named."""
         if self.number is None and self.devices:
             return self.devices.count(",") + 1
         return self.number
 
     def check(self) -> None:
-        """Refuse no GPUs at all.
-
-        Raises:
-            UserError: `--gpus 0`.
-        """
+        """Raise UserError for `--gpus 0`."""
         if self.number == 0:
             raise UserError(
                 "--gpus 0: this is the number of GPUs; for the GPU of number 0, give --devices 0."
@@ -62,7 +58,7 @@ class GpuOptions(NamedTuple):
 
 
 def _listed(option: str, text: str) -> str:
-    """Return the devices of a list, each once."""
+    """Return the devices of a list, without repeats."""
     tokens = [token.strip() for token in text.split(",")]
     if len(tokens) > 1 and not tokens[-1]:  # "0," is a list with one entry
         tokens.pop()

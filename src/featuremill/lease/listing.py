@@ -1,4 +1,4 @@
-"""The list of every GPU and who has it, as text."""
+"""The table of all GPUs and their holders, as text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Row = tuple[str, ...]
 
 
 def text() -> str:
-    """Return a table of all GPUs: free, leased, busy with a process without a lease, sick after
-    failures, lost, or not usable for another reason."""
+    """Return a table of all GPUs: free, leased, busy (used without a lease), sick (cooling down
+    after failures), lost, or not usable for another reason."""
     where = folder.find()
     held = holders(where)
     with nvml():

@@ -1,4 +1,4 @@
-"""NVML: opened here; each value of a GPU or a slice by itself, None where there is no answer."""
+"""Read NVML: the values of a GPU or a slice, None for each that NVML does not have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pynvml
 
 IDLE_MB = 1024
-"""MiB that may be in use on an idle device: a driver that counts its own memory. A drawing program
-may compute so much: toolkits draw through Vulkan, and NVML then lists it as computing."""
+"""MiB that may be in use on an idle device, if the driver counts its own memory. A drawing program
+may use as much for computing: NVML lists programs that draw through Vulkan as computing."""
 COMPUTE_MODE_PROHIBITED = 2
 COMPUTE_MODES_EXCLUSIVE = (1, 3)
 """Exclusive thread (historical) and exclusive process: one CUDA context, so one slot."""
@@ -25,7 +25,7 @@ THROTTLES = {
     0x80: "hardware_power_brake",
     0x100: "display_clocks",
 }
-"""Names of the bits of nvmlDeviceGetCurrentClocksEventReasons. Bit 0x1 (idle) slows nothing."""
+"""Names of the bits of nvmlDeviceGetCurrentClocksEventReasons, without bit 0x1 (idle)."""
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def trouble() -> pynvml.NVMLError | None:
 
 
 def tell(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer, or None if it has none (old driver, slice, lost card)."""
+    """Return the value of an NVML function, or None if it fails (old driver, slice, lost card)."""
     try:
         return function(*arguments)
     except pynvml.NVMLError:
@@ -64,7 +64,7 @@ def slices_of(handle: Any) -> dict[int, Any] | None:
     """Return the handles of a GPU's MIG slices by index; None if it is not in MIG mode.
 
     Raises:
-        pynvml.NVMLError: the GPU does not answer.
+        pynvml.NVMLError: if the GPU does not answer.
     """
     try:
         is_on, _ = pynvml.nvmlDeviceGetMigMode(handle)
@@ -84,16 +84,16 @@ class Display(NamedTuple):
 
     is_active: bool = False
     memory_mb: int = 0
-    """MiB of its programs, where NVML has it."""
+    """Memory of its programs in MiB, if NVML has it."""
     pids: tuple[int, ...] = ()
-    """The programs: processes that draw, and compute little or nothing."""
+    """The pids of its programs, which draw and compute little or nothing."""
 
 
 NO_DISPLAY = Display()
 
 
 def display_of(handle: Any) -> Display:
-    """Return the display's use of a device; none if NVML fails."""
+    """Return the use of a device by a display; NO_DISPLAY values if NVML fails."""
     drawing = _memory_by_pid(tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle))
     computing = _memory_by_pid(tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
     pids = [pid for pid in drawing if computing.get(pid, 0) <= IDLE_MB]
@@ -102,21 +102,23 @@ def display_of(handle: Any) -> Display:
 
 
 def _memory_by_pid(processes: Iterable[Any] | None) -> dict[int, int]:
-    """Return MiB by pid; 0 where NVML has no number."""
+    """Return MiB by pid; 0 if NVML has no number."""
     return {process.pid: (process.usedGpuMemory or 0) // 2**20 for process in processes or ()}
 
 
 class Gauges(NamedTuple):
+    """The readings of a GPU; None is unknown."""
+
     utilisation: int | None = None
-    """Per cent of the last moments in which a kernel ran."""
+    """Percentage of the last sample period in which a kernel ran."""
     memory_mb: int | None = None
-    """MiB in use by all processes, without the driver's reserve where NVML separates it."""
+    """MiB in use by all processes, without the driver's reserve if NVML separates it."""
     power_w: float | None = None
     temperature_c: int | None = None
     throttle: list[str] | None = None
-    """Why the clocks are reduced; empty for no reason."""
+    """Reasons for reduced clocks."""
     energy_j: float | None = None
-    """Joules since the driver was loaded (Volta and newer)."""
+    """Energy since the driver was loaded, in joules (Volta and newer)."""
 
 
 def gauges_of(handle: Any) -> Gauges:
@@ -135,14 +137,14 @@ def gauges_of(handle: Any) -> Gauges:
 
 
 def memory_of(handle: Any) -> Any:
-    """Return NVML's total, used and free bytes, in the version that separates the driver's reserve
-    if possible."""
+    """Return total, used and free bytes, in the version that separates the driver's reserve, if
+    possible."""
     memory = tell(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     return memory or tell(pynvml.nvmlDeviceGetMemoryInfo, handle)
 
 
 def throttles(handle: Any) -> list[str] | None:
-    """Return in words why the clocks are reduced."""
+    """Return the reasons for reduced clocks."""
     bits = tell(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:  # the older name, which CUDA 14 drops
         bits = tell(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)

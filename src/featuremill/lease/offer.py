@@ -1,5 +1,5 @@
-"""The devices that a lease may choose among: the machine's, limited by the scheduler and the
-request."""
+"""Find the devices that a lease may choose from: those of the machine, limited by the scheduler and
+the request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .errors import DeviceError, UserError
 from .request import Request, wanted
 
 GIVEN_BY_SCHEDULERS = (SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES)
-"""Read if CUDA_VISIBLE_DEVICES is not set, and only if they name devices of this machine."""
+"""Variables that are read if CUDA_VISIBLE_DEVICES is not set, if they name existing devices."""
 NAMES_NOTHING = ("", "all", "none", "void")
 NO_DEVICES = ("", "-1", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES for a job without devices."""
 
 
 class Offer(NamedTuple):
-    """The devices that a lease may choose among."""
+    """The devices that a lease may choose from."""
 
     devices: tuple[Device, ...]
     """Devices that work and are large enough, in the requested order, else in bus order."""
@@ -34,10 +34,10 @@ class Offer(NamedTuple):
     given_by: str
     """The variable by which a scheduler or user gave devices; "" if there is none."""
     num_given: int
-    """How many devices it names, usable or not; 0 if there is none."""
+    """Number of devices in that variable, usable or not; 0 if there is none."""
 
     def check(self, num_gpus: int) -> None:
-        """Refuse a lease that waiting cannot make possible."""
+        """Raise an error if there are too few devices, so that waiting cannot help."""
         if len(self.devices) >= num_gpus:
             return
         why = "; ".join(f"{name}: {reason}" for name, reason in self.excluded.items())
@@ -78,7 +78,7 @@ def _granted(everything: Sequence[Device]) -> tuple[list[Device], str]:
     if mask is not None:
         granted = visible(everything, mask)
         if everything and not granted and mask.strip() not in NO_DEVICES:
-            # If a named GPU is missing, the CPU must not replace it.
+            # The CPU must not replace a missing GPU.
             lost = [f"{d.label}: {d.problem}" for d in everything if d.problem]
             kind = DeviceError if lost else UserError
             raise kind("; ".join([f"{MASK}={mask} names no GPU that is here", *lost]) + ".")
@@ -106,7 +106,7 @@ def _wanted(
 
 
 def named(everything: Sequence[Device], token: str) -> list[Device]:
-    """Return the devices of one entry of a list; raise UserError for none."""
+    """Return the devices of one entry of a list; raise UserError if there are none."""
     if matches := matching(everything, token):
         return matches
     name = f"GPU {token}" if token.isdecimal() else repr(token)

@@ -1,4 +1,4 @@
-"""What messages call the program: this source is built under two names."""
+"""The commands in messages, as this source is built into two programs."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ NO_GPU = (
     if _IS_FEATUREMILL
     else "a GPU is wanted, but {}; `nvidia-smi` shows why, or ask for none."
 )
-"""The message where no GPU is visible, with a gap for how that is known."""
+"""The message if no GPU is visible, with a placeholder for the reason."""

@@ -1,4 +1,4 @@
-"""What a lease asks for, with defaults from FEATUREMILL_* variables."""
+"""The request for a lease, with defaults from FEATUREMILL_* variables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ VARIABLES: dict[str, Setting[Any]] = {
     "min_free_mb": environment.MIN_FREE_MB,
     "wait_seconds": environment.WAIT,
 }
-"""The variable with the default of each field. The command line has priority."""
+"""The variable with the default of each field; the command line overrides it."""
 
 
 def wanted(num_gpus: int) -> str:
-    """Return how a sentence begins about so many GPUs that cannot be had."""
+    """Return the beginning of an error message about too few GPUs."""
     return "1 GPU is wanted" if num_gpus == 1 else f"{num_gpus} GPUs are wanted"
 
 
 class Request(NamedTuple):
-    """The number and kind of devices that are wanted."""
+    """The number and kind of requested devices."""
 
     num_gpus: int = 1
     slots_per_gpu: int = 1
@@ -34,12 +34,12 @@ class Request(NamedTuple):
     devices: str = ""
     """Numbers or UUID prefixes with commas between them; empty for all."""
     wait_seconds: float | None = None
-    """How long to wait for devices; None for ever."""
+    """Longest wait for devices, in seconds; None: no limit."""
     index_mode: bool = False
-    """Name the devices to the command by number instead of UUID."""
+    """Whether CUDA_VISIBLE_DEVICES has numbers instead of UUIDs."""
 
     def check(self) -> None:
-        """Refuse values without a meaning."""
+        """Raise UserError for invalid values."""
         if self.policy not in get_args(Policy):
             known = ", ".join(get_args(Policy))
             raise UserError(f"lease policy {self.policy!r} does not exist; choose one of {known}.")
@@ -53,9 +53,9 @@ class Request(NamedTuple):
     def from_environment(
         cls, fields: Mapping[str, object] | None = None, num_gpus: int = 1, index_mode: bool = False
     ) -> Request:
-        """Return the request by the FEATUREMILL_* variables; `fields` replace their values.
+        """Return the request from FEATUREMILL_* variables; `fields` override their values.
 
-        The number 0, as from a clipped Snakemake resource, means 1.
+        A `num_gpus` of 0, as from a clipped Snakemake resource, means 1.
         """
         texts = {key: str(value) for key, value in (fields or {}).items() if value is not None}
         values = {

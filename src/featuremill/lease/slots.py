@@ -1,13 +1,12 @@
-"""Slots: kernel locks on files named by a device and a slot, with notes for people.
+"""Slots: kernel locks on files named by a device and a slot, with notes about the holder.
 
-A lease of one slot holds two locks: the slot's own, exclusive, and the device's, which is exclusive
-if the device has one slot and shared if it is divided. So a whole device and a part of it are never
-leased together. The holders agree on the number of slots: while a device is divided by 2, no job
-gets a quarter of it. All locks end with the last descriptor: with the process and the children that
-inherited it, however they end.
+A slot has two locks: an exclusive lock of the slot, and a lock of the device, which is exclusive if
+the device has one slot and shared if it has several. So a whole device and a part of it are never
+leased at once. All slots of a device are equal: while it is divided into 2, no job gets a quarter.
+A lock ends with its last descriptor, so with the process and the child processes that inherited it.
 
-Inside a lease, its devices are divided again: a device's name then has the outer slot as a suffix
-(`GPU-…@0of1`), so that jobs below one lease exclude each other and not their own parent.
+Inside a lease, its devices are divided again: the name of a device then has the outer slot as a
+suffix (`GPU-…@0of1`), so that jobs within a lease exclude each other but not their parent.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .folder import open_lock, plain, read_note, try_lock
 SUFFIX = ".slot"
 NAME = re.compile(r"[\w@-]+@\d{1,9}of\d{1,9}\.slot", re.ASCII)
 MAX_COMMAND = 200
-"""Letters of a command that are stored and shown."""
+"""Largest number of characters of a command in a note."""
 
 
 class Slot(NamedTuple):
@@ -40,13 +39,13 @@ class Slot(NamedTuple):
     descriptors: tuple[int, int]
 
     def close(self) -> None:
-        """Give it back by closing, never by LOCK_UN, since a child may still hold it."""
+        """Close the descriptors, without LOCK_UN, since a child process may still hold the slot."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def note(self, pid: int | None = None, command: str | None = None) -> None:
-        """Write who holds it, for people: this process, or process `pid` that runs `command`. The
-        note decides nothing."""
+        """Write a note about the holder: this process, or process `pid` that runs `command`. No
+        decision depends on it."""
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
@@ -86,14 +85,14 @@ class Taking(NamedTuple):
 
     slot: Slot | None
     num_taken: int
-    """Slots of the device that others hold."""
+    """Number of slots of the device that others hold."""
     last_leased: float
-    """When the slot was last leased, in seconds since 1970."""
+    """The time of the slot's last lease, in seconds since 1970."""
     in_the_way: tuple[Holder, ...] = ()
 
 
 def scoped(uuid: str, folder: Path) -> str:
-    """Return the device's name: its UUID, with the outer lease's slot if there is one."""
+    """Return the name of a device: its UUID, with the slot of the outer lease if there is one."""
     for name in LEASED.value().split(","):
         if name.startswith(f"{uuid}@") and _is_held(folder / f"{name}{SUFFIX}"):
             return name
@@ -111,8 +110,7 @@ def _is_held(path: Path) -> bool:
 
 
 def take(folder: Path, device: str, num_slots: int) -> Taking:
-    """Try to take one slot of `device` divided into `num_slots`; only for the first of the
-    queue."""
+    """Try to take one of `num_slots` slots of `device`; call it only as the first of the queue."""
     device_lock = open_lock(folder / f"{device}.device")
     if not try_lock(device_lock, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
         os.close(device_lock)
@@ -134,7 +132,7 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
             num_taken += 1
         elif slot is None:
             slot, facts = Slot(name, (descriptor, device_lock)), path.stat()
-            # A check of another process made the empty file: its time is not that of a lease.
+            # An empty file was created by a check; its time is not that of a lease.
             last_leased = facts.st_mtime if facts.st_size else 0.0
             continue
         os.close(descriptor)
@@ -170,7 +168,7 @@ def _holder(path: Path) -> Holder:
 
 
 def processes_with(path: Path) -> Iterator[int]:
-    """Yield the processes that have the file open, as far as this user may see them."""
+    """Yield the pids of processes that have the file open, if this user may see them."""
     wanted = path.stat()
     for folder in Path("/proc").glob("[0-9]*/fd"):
         with contextlib.suppress(OSError):  # another user's, or ended

@@ -1,28 +1,27 @@
-"""Untrusted text (ids, paths, commands), made fit for a screen or a log."""
+"""Escape control characters in untrusted text (ids, paths, commands) for screens and logs."""
 
 from __future__ import annotations
 
 import re
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Line ends, tabs, escape sequences: what moves a cursor or begins a new row."""
+"""Line ends, tabs and escape characters."""
 
 
 def plain(text: str) -> str:
-    """Return `text` with everything written out that would act on a terminal or a page.
+    """Return `text` with escaped control characters, except line ends.
 
-    Ids, paths and files are untrusted: an escape sequence among them must not recolour a
-    screen, hide a line of a log or turn the order of letters around. Line ends stay.
+    Ids, paths and files are untrusted: an escape sequence in them must not colour a screen, hide a
+    line of a log or reverse the order of letters.
     """
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() or letter == "\n" else _written_out(letter)
-        for letter in text
+        letter if letter.isprintable() or letter == "\n" else _escaped(letter) for letter in text
     )
 
 
-def _written_out(letter: str) -> str:
+def _escaped(letter: str) -> str:
     number = ord(letter)
     if number < 0x100:
         return f"\\x{number:02x}"
@@ -30,5 +29,5 @@ def _written_out(letter: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` with its control characters written out: it fits a cell of a table."""
-    return CONTROL.sub(lambda match: _written_out(match.group()), text)
+    """Return `text` with escaped control characters, including line ends, for a cell of a table."""
+    return CONTROL.sub(lambda match: _escaped(match.group()), text)

@@ -1,9 +1,9 @@
-"""One queue for all: strictly first come, first served; a dead waiter leaves no gap.
+"""A queue of processes, strictly first come, first served; a dead waiter leaves the queue.
 
 Each waiter holds a kernel lock on one byte of the queue's file, at the offset of its number, and is
-first when no lower byte is locked. Numbers are drawn under a short lock. A waiter sleeps in the
-kernel until the one before it has left or died. (With a plain lock, newcomers could overtake
-waiters that the kernel is just waking.)
+first when no lower byte is locked. Numbers are assigned under a short lock. A waiter sleeps in the
+kernel until the waiter before it has left or died. (With a plain lock, new waiters could overtake
+those that the kernel is waking.)
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ FLOCK = "hhqqi0q"
 """The kernel's struct flock: l_type, l_whence, l_start, l_len, l_pid."""
 NUMBER_BYTES = 20
 MAX_NUMBER = 2**62
-"""The kernel's offsets end at 2**63; a queue never gets near unless its file is damaged."""
+"""Offsets in the kernel end at 2**63; a queue reaches this only if its file is damaged."""
 MAX_TRIES = 10_000
 
 
 class TurnstileTimeoutError(Exception):
-    """The deadline passed before the turn came."""
+    """The deadline passed before this process was first."""
 
 
 @contextlib.contextmanager
 def turn(path: Path, deadline: float | None, tick: Callable[[], float]) -> Iterator[None]:
-    """Wait for the turn and hold it for the block.
+    """Wait until this process is first in the queue, and stay first for the block.
 
-    `tick` is called now and then while waiting; it returns the seconds until its next call.
+    `tick` is called while waiting; it returns the seconds until its next call.
 
     Raises:
-        TurnstileTimeoutError: `deadline` (of time.monotonic) has passed.
+        TurnstileTimeoutError: if `deadline` (of time.monotonic) has passed.
     """
-    ticket = _Place(path)
+    ticket = _Ticket(path)
     try:
         if not ticket.is_first():
             ticket.wait(deadline, tick)
@@ -51,15 +51,15 @@ def turn(path: Path, deadline: float | None, tick: Callable[[], float]) -> Itera
         ticket.leave()
 
 
-class _Place:
+class _Ticket:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = open_lock(path)
-        self._number = self._draw()
+        self._number = self._assign()
         self._num_users, self._users_lock = 1, threading.Lock()
 
-    def _draw(self) -> int:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # for microseconds
+    def _assign(self) -> int:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # held for microseconds
         last = os.pread(self._descriptor, NUMBER_BYTES, 0)
         number = int(last) + 1 if last.isdigit() and int(last) < MAX_NUMBER else 1
         tries = 0
@@ -85,15 +85,15 @@ class _Place:
         wanted = struct.pack(FLOCK, kind, os.SEEK_SET, start, length, 0)
         return struct.unpack(FLOCK, fcntl.fcntl(self._descriptor, command, wanted))
 
-    def _someone_before(self) -> int | None:
+    def _waiter_before(self) -> int | None:
         kind, _, start, *_ = self._call(fcntl.F_OFD_GETLK, fcntl.F_RDLCK, 0, self._number)
         return None if kind == fcntl.F_UNLCK else start
 
     def is_first(self) -> bool:
-        return self._someone_before() is None
+        return self._waiter_before() is None
 
     def wait(self, deadline: float | None, tick: Callable[[], float]) -> None:
-        """Let a thread sleep in the kernel: this one has to call `tick` and watch the deadline."""
+        """Sleep in the kernel on a thread, while this thread calls `tick` until the deadline."""
         self._num_users += 1
         waiter = threading.Thread(target=self._sleep_until_first, daemon=True)
         waiter.start()
@@ -113,7 +113,7 @@ class _Place:
             while before is not None:
                 self._call(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, before, 1)
                 self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, before, 1)
-                before = self._someone_before()
+                before = self._waiter_before()
         finally:
             self._leave_file()
 
@@ -122,7 +122,7 @@ class _Place:
         self._leave_file()
 
     def _leave_file(self) -> None:
-        """Close the file after its last user: the thread may sleep long after `leave`."""
+        """Close the file after its last user, as the thread may sleep long after `leave`."""
         with self._users_lock:
             self._num_users -= 1
             if not self._num_users:

@@ -16,8 +16,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +31,7 @@ from featuremill.base.locking import claimed
 from featuremill.base.log import is_log
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
-from featuremill.config.runs import named
+from featuremill.config.runs import Runs, named
 from featuremill.store import (
     command_line,
     delivered,
@@ -83,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     runs, keep = named(arguments.run_folder), arguments.keep
     folders = [Results(folder) for folder in runs.folders]
-    if not runs.is_one:  # one of them may not have begun
+    if not runs.is_one:  # some sets of features may have no folder yet
         folders = [folder for folder in folders if folder.root.exists()] or folders[:1]
     for folder in folders:
         _check_run(folder)
@@ -92,59 +94,84 @@ def run(arguments: argparse.Namespace) -> None:
             stack.enter_context(run_lock.alone(root))
         for folder in folders:
             stack.enter_context(refusing_others(folder))
-        by_place, every, places = dict[str, list[Path]](), list[Path](), list[Path]()
-        staying = set[Path]()
+        selected = Selection()
         for folder in folders:
-            if keep == "results":
-                check_whole(folder)
-            beside = "" if len(folders) == 1 else f"{folder.root}: "
-            every += (paths := removable(folder, keep))
-            for path in paths:
-                by_place.setdefault(f"{beside}{_place_of(folder, path)}", []).append(path)
-            places += places_of(folder, keep)
-            if keep == "nothing":
-                staying |= {*_everything(folder)} - {*paths}
+            selected.add_run(folder, keep, "" if len(folders) == 1 else f"{folder.root}: ")
         if len(folders) > 1:
-            places.append(folders[0].root.parent)
-        for product in runs.steps if keep == "nothing" else ():
-            of_step = [
-                *map(Path, (*product.removable, *product.logs, *filter(None, [product.state])))
-            ]
-            places += of_step
-            below = [path for place in of_step for path in _at(place)]
-            if product.lock and lock_holder.is_held(Path(product.lock)):
-                raise UserError(
-                    f"{Path(product.lock).parent}: a process is making {product.label}; wait for "
-                    "it, or stop it."
-                )
-            has_record = any(ours.latest(Path(file)) for file in product.files)
-            logs = {*map(Path, product.logs)}
-            ours_of_step = [
-                path
-                for path in below
-                if (
-                    has_record or is_log(path)
-                    if path in logs
-                    else _is_lock(path, product.lock) or _is_beside(path) or ours.is_ours(path)
-                )
-            ]
-            staying |= {*below} - {*ours_of_step}
-            if others := [path for path in ours_of_step if path not in every]:
-                by_place[product.label] = others
-                every += others
-        if kept := sorted(staying - {*every}):
-            log.info("%s", _said_of(kept))
-        for place, paths in by_place.items():
-            log.info("%s: %s", place, _told(usage_of(paths)))
-        if not every:
+            selected.folders.append(folders[0].root.parent)
+        if keep == "nothing":
+            selected.add_steps(runs)
+        selected.show()
+        files = selected.parts
+        if not files:
             is_default = keep == DEFAULT_KEEP
             option = "" if is_default else f"with --keep {keep} "
             more = "; --keep results and --keep nothing go further" if is_default else ""
             log.info("%sthere is nothing to remove%s", option, more)
         elif arguments.yes:
-            log.info("removed: %s", _told(remove(every, places)))
+            log.info("removed: %s", _in_words(remove(files, selected.folders)))
         else:
-            log.info("in all: %s; give --yes to remove it", _told(usage_of(every)))
+            log.info("in all: %s; give --yes to remove it", _in_words(usage_of(files)))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is removed."""
+
+    parts: dict[Path, str] = field(default_factory=dict)
+    """The files, in the order of removal, and the part of a run or the step of each."""
+    folders: list[Path] = field(default_factory=list)
+    """Folders that are removed, with those in them, once they are empty."""
+    kept: set[Path] = field(default_factory=set)
+    """Files beside them that featuremill did not write, or that were changed since."""
+
+    def add_run(self, folder: Results, keep: str, name: str) -> None:
+        """Add what is removed of a run; `name` is shown before its parts."""
+        if keep == "results":
+            check_whole(folder)
+        paths = removable(folder, keep)
+        self.parts.update({path: f"{name}{_part_of(folder, path)}" for path in paths})
+        self.folders.extend(folders_of(folder, keep))
+        if keep == "nothing":
+            self.kept.update({*_files_of(folder)} - {*paths})
+
+    def add_steps(self, runs: Runs) -> None:
+        """Add the files of the steps' products; some may be in the folder of a run.
+
+        Raises:
+            UserError: a process writes one of them.
+        """
+        for product in runs.steps:
+            lock, logs = product.lock, {*map(Path, product.logs)}
+            if lock and lock_holder.is_held(Path(lock)):
+                raise UserError(
+                    f"{Path(lock).parent}: a process is making {product.label}; wait for it, or "
+                    "stop it."
+                )
+            is_known = any(ours.latest(Path(file)) for file in product.files)
+            folders = [*map(Path, product.removable), *logs, *map(Path, {product.state} - {""})]
+            self.folders.extend(folders)
+            for path in (path for folder in folders for path in _at(folder)):
+                is_lock = lock == str(path) and not path.is_symlink() and not path.stat().st_size
+                is_own = is_lock or path.name in formats.BESIDE or ours.is_ours(path)
+                if (is_known or is_log(path)) if path in logs else is_own:
+                    self.parts.setdefault(path, product.label)
+                else:
+                    self.kept.add(path)
+
+    def show(self) -> None:
+        """Print how much of each part is removed, and what stays."""
+        if kept := sorted(self.kept - self.parts.keys()):
+            shown = ", ".join(map(str, kept[:MOST_NAMED]))
+            more = f" and {len(kept) - MOST_NAMED:,} more" if len(kept) > MOST_NAMED else ""
+            which = "it, or it was" if len(kept) == 1 else "them, or they were"
+            why = f"featuremill did not write {which} changed since"
+            log.info("stays: %s%s: %s", shown, more, why)
+        by_part = defaultdict[str, list[Path]](list)
+        for path, part in self.parts.items():
+            by_part[part].append(path)
+        for part, paths in by_part.items():
+            log.info("%s: %s", part, _in_words(usage_of(paths)))
 
 
 def after_run(run_folder: Path, keep: str) -> str:
@@ -158,11 +185,11 @@ def after_run(run_folder: Path, keep: str) -> str:
     folder = Results(run_folder)
     with refusing_others(folder):
         check_whole(folder)
-        removed = remove(removable(folder, keep), places_of(folder, keep))
-    return f"keep: {keep}: removed {_told(removed)}." if removed.files else ""
+        removed = remove(removable(folder, keep), folders_of(folder, keep))
+    return f"keep: {keep}: removed {_in_words(removed)}." if removed.files else ""
 
 
-def _told(used: Usage) -> str:
+def _in_words(used: Usage) -> str:
     return f"{counted(used.files, 'file')}, {human_bytes(used.bytes)}"
 
 
@@ -212,11 +239,11 @@ def _problem(folder: Results) -> str:
         return f"{folder.delivery}: there are no finished results"
     if plan is None or not _belong(folder, plan, results):
         return f"{folder.delivery}: these results are not those of {folder.plan.name}"
-    for name, told in results.outputs.items():
+    for name, written in results.outputs.items():
         file = folder.root / name
         if not file.exists():
             return f"{file}: this result is gone"
-        if not told.is_at(file):
+        if not written.is_at(file):
             return f"{file}: this is not the file that merge wrote"
     return ""
 
@@ -227,26 +254,26 @@ def _belong(folder: Results, plan: Plan, results: Delivery) -> bool:
         return False
     here = (entry for entry in results.parts if folder.receipt(plan.recipe, entry).exists())
     receipts = ((shard, folder.find_receipt(plan.recipe, shard)) for shard in here)
-    return all(found and found.part == results.parts[shard] for shard, found in receipts)
+    return all(receipt and receipt.part == results.parts[shard] for shard, receipt in receipts)
 
 
 def removable(folder: Results, keep: str) -> list[Path]:
-    """Return the files that are not needed for what to `keep` (one of `KEEP`), each once, in the
-    order of removal.
+    """Return the files that are not needed for what to `keep` (one of `KEEP`), in the order of
+    removal.
 
     Raises:
         UserError: what the plan needs is to be kept, and there is no plan.
     """
-    if keep == "nothing":
-        found = _everything(folder)
-    else:
-        found = _litter(folder)
-        is_needed = _needed_by_plan(folder) if keep == "parts" else lambda *_: False
-        for place in STORED if keep != "all" else ():
-            paths = sorted(_below(folder.root / place), key=lambda path: path.suffix != ".json")
-            found += [path for path in paths if not is_needed(place, path)]
-    own = cache(ours.is_ours)
-    return [path for path in dict.fromkeys(found) if _is_own(folder, path, own)]
+    files, is_ours = _files_of(folder), cache(ours.is_ours)
+    litter = _litter(folder, files) if keep != "nothing" else set(files)
+    is_needed = _needed_by_plan(folder) if keep == "parts" else lambda *_: keep == "all"
+
+    def is_removed(path: Path) -> bool:
+        place = _part_of(folder, path)
+        is_stored = place in STORED and path != folder.root / place
+        return path in litter or (is_stored and not is_needed(place, path))
+
+    return [path for path in files if is_removed(path) and _is_own(folder, path, is_ours)]
 
 
 def _needed_by_plan(folder: Results) -> Callable[[str, Path], bool]:
@@ -275,7 +302,7 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
     that content gives."""
     if not path.is_relative_to(folder.root):  # the owner's file
         return True
-    if _is_beside(path) or is_in_temporary(path):
+    if path.name in formats.BESIDE or is_in_temporary(path):
         return True
     inside = path.relative_to(folder.root)
     first = inside.parts[0]
@@ -288,24 +315,6 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
     return is_ours(folder.root / first) or (inside != Path(first) and is_ours(path))
 
 
-def _is_lock(path: Path, lock: str) -> bool:
-    return lock == str(path) and not path.is_symlink() and not path.stat().st_size
-
-
-def _is_beside(path: Path) -> bool:
-    """Return whether it is a record or Snakemake's."""
-    return path.name in formats.BESIDE
-
-
-def _said_of(staying: Sequence[Path]) -> str:
-    named = ", ".join(map(str, staying[:MOST_NAMED]))
-    more = f" and {len(staying) - MOST_NAMED:,} more" if len(staying) > MOST_NAMED else ""
-    return (
-        f"stays: {named}{more}: featuremill did not write "
-        f"{'it, or it was' if len(staying) == 1 else 'them, or they were'} changed since"
-    )
-
-
 def usage_of(paths: Iterable[Path]) -> Usage:
     """Return the number of files and their bytes; a file with several names counts once."""
     seen: set[tuple[int, int]] = set()
@@ -313,29 +322,30 @@ def usage_of(paths: Iterable[Path]) -> Usage:
     return Usage(len(sizes), sum(sizes))
 
 
-def places_of(folder: Results, keep: str) -> list[Path]:
+def folders_of(folder: Results, keep: str) -> list[Path]:
     """Return the folders that are removed, with those in them, once they are empty."""
     if keep == "nothing":
         return [folder.store.resolve(), folder.root]
-    places = [folder.root / place for place in STORED]
-    places += [folder.partial.root, *_temporary_folders(folder)]
-    return [place for place in places if not place.is_symlink()]
+    above = (folder.root, folder.store, *(folder.root / place for place in (DELIVERED, IDENTITIES)))
+    temporary = [path for place in above for path in place.glob(".*") if is_temporary(path)]
+    folders = [*(folder.root / place for place in STORED), folder.partial.root, *temporary]
+    return [path for path in folders if path.is_dir() and not path.is_symlink()]
 
 
-def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
-    """Remove the files, and the folders of `places` that are empty then; return what that freed."""
+def remove(paths: Iterable[Path], folders: Iterable[Path]) -> Usage:
+    """Remove the files, and the `folders` that are empty then; return what that freed."""
     seen: set[tuple[int, int]] = set()
-    named: dict[Path, dict[tuple[int, int], Path]] = {}
+    results: dict[Path, dict[tuple[int, int], Path]] = {}
     num_files = num_bytes = 0
     shown = Progress(log, "removing", "files")
     for path in paths:
         shown.at(num_files)
         if (freed := _new_bytes(path, seen)) is not None:
-            with ours.keeping_known(*_in_results(path, named)):
+            with ours.keeping_known(*_in_results(path, results)):
                 path.unlink(missing_ok=True)
             num_files, num_bytes = num_files + 1, num_bytes + freed
-    for place in places:
-        for inside, _, _ in os.walk(place, topdown=False):
+    for folder in folders:
+        for inside, _, _ in os.walk(folder, topdown=False):
             with contextlib.suppress(OSError):  # not empty, a link, or gone
                 left = list(Path(inside).iterdir())
                 for path in left if all(path.name in formats.BESIDE for path in left) else ():
@@ -345,18 +355,18 @@ def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
 
 
 def _in_results(
-    path: Path, named: dict[Path, dict[tuple[int, int], Path]]
+    path: Path, known: dict[Path, dict[tuple[int, int], Path]]
 ) -> tuple[Path, Path | None]:
-    """Return the folder of the run, and the second name of a delivered file in the results; `named`
-    is a cache."""
+    """Return the folder of the run, and the second name that a delivered file has in the results.
+    `known` has the files of results by inode."""
     if not _is_in_results(path):
         return path.parent, None
     root = path.parents[3]
-    if root not in named:
+    if root not in known:
         results = Results(root).find_delivery()
         files = (file for name in (results.outputs if results else ()) for file in _at(root / name))
-        named[root] = {_inode(file.lstat()): file for file in files}
-    return root, named[root].get(_inode(path.lstat()))
+        known[root] = {_inode(file.lstat()): file for file in files}
+    return root, known[root].get(_inode(path.lstat()))
 
 
 def _is_in_results(path: Path) -> bool:
@@ -382,7 +392,7 @@ def _new_bytes(path: Path, seen: set[tuple[int, int]]) -> int | None:
     return about.st_blocks * BLOCK_BYTES
 
 
-def _place_of(folder: Results, path: Path) -> str:
+def _part_of(folder: Results, path: Path) -> str:
     """Return the part of the run that a file belongs to, such as "store/parts"."""
     if not path.is_relative_to(folder.root):
         return str(path)
@@ -391,43 +401,40 @@ def _place_of(folder: Results, path: Path) -> str:
     return "/".join(names[: 2 if is_stored else 1])
 
 
-def _litter(folder: Results) -> list[Path]:
-    """Return the files that no run reads again."""
-    root, store = folder.root, folder.store
-    paths = _below(store / "journals", store / "parts")
-    found = [path for path in paths if _is_done(folder, path) or _is_orphaned(folder, path)]
-    places = (root / place for place in (*OF_RECIPES, SHARDS))
-    paths = [*_files_in(root), *_files_in(store), *_below(*places)]
-    found += [path for path in paths if path.suffix == ".bad"]
-    together = [[path] for path in paths if is_temporary(path)]
+def _litter(folder: Results, files: Iterable[Path]) -> set[Path]:
+    """Return those of the `files` of a run that no command reads again."""
+    litter, temporary = set[Path](), dict[Path, list[Path]]()
+    has_results = folder.delivery.exists()
+    for path in files:
+        inside = [above for above in path.parents if above.is_relative_to(folder.root)]
+        if outer := next(filter(is_temporary, (*reversed(inside), path)), None):
+            temporary.setdefault(outer, []).append(path)
+            continue
+        is_partial = has_results and folder.partial.root in inside
+        is_over = _is_done(folder, path) or _is_orphaned(folder, path)
+        if is_partial or is_over or path.suffix == ".bad":
+            litter.add(path)
     # The first files of a folder are finished long before the last.
-    together += [_below(left) for left in _temporary_folders(folder)]
-    found += [file for files in together if all(map(_is_old, files)) for file in files]
-    partial = (folder.partial.root,) if folder.delivery.exists() else ()
-    return found + _below(*partial)
-
-
-def _temporary_folders(folder: Results) -> list[Path]:
-    """Return the temporary folders of jobs that run or were killed."""
-    store = folder.store
-    places = (folder.root, store, store / delivered.FOLDER, store / delivered.IDENTITIES)
-    found = (path for place in places for path in place.glob(".*"))
-    return [path for path in found if is_temporary(path) and path.is_dir()]
+    left = (paths for paths in temporary.values() if all(map(_is_old, paths)))
+    return litter.union(*left)
 
 
 def _is_done(folder: Results, path: Path) -> bool:
     """Return whether the file is one of a journal whose part is finished."""
+    if not path.is_relative_to(folder.store / "journals"):
+        return False
     names = path.parent.name, path.name.partition(".")[0]
-    is_finished = folder.part(*names).exists() and folder.kept_receipt(*names).exists()
-    return is_finished and path.is_relative_to(folder.store / "journals")
+    return folder.part(*names).exists() and folder.kept_receipt(*names).exists()
 
 
 def _is_orphaned(folder: Results, path: Path) -> bool:
     """Return whether the file is telemetry without a part and without a journal to resume."""
     names = path.parent.name, path.name.partition(".")[0]
+    if path != folder.telemetry(*names):
+        return False
     journal = folder.journal(*names)
-    goes_on = folder.part(*names), journal, journal.with_suffix(".log")
-    return path == folder.telemetry(*names) and not any(place.exists() for place in goes_on)
+    resumed = folder.part(*names), journal, journal.with_suffix(".log")
+    return not any(file.exists() for file in resumed)
 
 
 def _is_old(path: Path) -> bool:
@@ -437,35 +444,27 @@ def _is_old(path: Path) -> bool:
         return True
 
 
-def _everything(folder: Results) -> list[Path]:
-    receipts, owner = _below(folder.root / "receipts"), run_lock.path_of(folder.root)
-    return [*receipts, *_files_under(folder.store), *_files_under(folder.root), owner]
+def _files_of(folder: Results) -> list[Path]:
+    """Return all files of a run, in the order of removal."""
+    files = {*_files_under(folder.root), *_files_under(folder.store)}
+
+    def order(path: Path) -> tuple[int, bool]:
+        part = _part_of(folder, path)
+        number = STORED.index(part) if part in STORED else len(STORED)
+        return number + (path.parent == folder.root), path.suffix != ".json"
+
+    return [*sorted(files, key=order), run_lock.path_of(folder.root)]
 
 
 def _at(place: Path) -> list[Path]:
-    """Return the file, or the files below the folder, at `place`; a link leads nowhere."""
+    """Return the file, or the files below the folder, at `place`. A link is a file."""
     if place.is_symlink() or place.is_file():
         return [place]
     return [*_files_under(place)]
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """Return the files in `folder`, a link to one too, but not what is in its folders."""
-    there = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in there if path.is_symlink() or not path.is_dir()]
-
-
-def _below(*folders: Path) -> list[Path]:
-    """Return the files in `folders` and in their folders; a link, also one of `folders`, leads
-    nowhere."""
-    return [p for folder in folders if not folder.is_symlink() for p in _files_under(folder)]
-
-
 def _files_under(folder: Path) -> Iterator[Path]:
     """Yield the files in `folder`, which may be a link, and in its folders; a link is a file."""
-    for place, folders, files in os.walk(folder):
-        for name in files:
-            yield Path(place, name)
-        for name in folders:
-            if (path := Path(place, name)).is_symlink():
-                yield path
+    for inside, folders, names in os.walk(folder):
+        links = (name for name in folders if Path(inside, name).is_symlink())
+        yield from (Path(inside, name) for name in (*names, *links))

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> None:
             if run:
                 now = {"outputs": tuple(outputs), "max_failed": max_failed, "order": order}
                 products.merged(run.model_copy(update=now), folder.root).note(is_new=True)
-        line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
+        line.text = f"{result.counts.in_words}: {', '.join(result.outputs)}"
 
 
 @contextmanager
@@ -338,7 +338,7 @@ def _too_many(folder: Results, counts: Accounts, max_failed: int) -> str:
 
 def _say(folder: Results, result: Delivery) -> None:
     say = log.info if result.counts.has_all else log.warning
-    say("%s", result.counts.told)
+    say("%s", result.counts.in_words)
     for line in result.warnings:
         log.warning("%s", line)
     counts = result.counts

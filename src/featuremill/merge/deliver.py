@@ -48,7 +48,7 @@ from featuremill.store.delivered import (
     receipt_of,
 )
 from featuremill.store.files import digest_of, replacing_folder, sha256_of, sync_folder
-from featuremill.store.formats import format_of, kind_of, told
+from featuremill.store.formats import errors_of, format_of, kind_of
 from featuremill.store.parts import Part, open_part, open_taken, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
@@ -317,7 +317,7 @@ class _Shard:
                     for start, end in itertools.pairwise(edges):
                         block = self._block(values, positions[start:end])
                         for name, writer in writers.items():
-                            with told(name, "write"):
+                            with errors_of(name, "write"):
                                 writer.write(block)
                 ids = whole_ids(self._records.take(pa.array(positions))).to_pylist()
                 for path in paths.values():
@@ -340,10 +340,10 @@ class _Shard:
         target = Target(path, self._part.values, num_rows, self._provenance)
 
         def close() -> None:
-            with told(name, "close"):
+            with errors_of(name, "close"):
                 writer.close()
 
-        with told(name, "PartWriter"):
+        with errors_of(name, "PartWriter"):
             writer = open_part_writer(name, target)
         stack.callback(close)
         return writer

@@ -19,7 +19,7 @@ from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space, ours
 from featuremill.store.delivery import Written
 from featuremill.store.files import remove_left
-from featuremill.store.formats import files, format_of, index_of, sidecar_of, told
+from featuremill.store.formats import errors_of, files, format_of, index_of, sidecar_of
 from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_writer
@@ -91,7 +91,7 @@ def write(
             temporaries.append(temporary)
             sheet = source.samples, source.id_columns
             target = Target(temporary, source.values, num_ok, provenance, *sheet)
-            with told(name, "Writer"):
+            with errors_of(name, "Writer"):
                 writers.append(open_writer(name, target))
             stack.callback(_close, name, writers[-1])
         num_written = 0
@@ -103,7 +103,7 @@ def write(
             writing = [pool.submit(writer.write, named) for writer in writers]
             wait(writing)  # for all: none may still write when another's failure ends this
             for name, future in zip(paths, writing, strict=True):
-                with told(name, "write"):
+                with errors_of(name, "write"):
                     future.result()
             shown.at(num_written, num_ok)
         if writers and num_written != num_ok:
@@ -124,7 +124,7 @@ def write(
 
 
 def _close(name: str, writer: Writer) -> None:
-    with told(name, "close"):
+    with errors_of(name, "close"):
         writer.close()
 
 

@@ -14,7 +14,7 @@ from featuremill.config import Config, Run
 from featuremill.store.delivery import Accounts, Delivery, Taken, Written
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
-from featuremill.workload.weights import model_told
+from featuremill.workload.weights import model_name_of
 
 
 def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
@@ -27,7 +27,7 @@ def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
         for package in sorted(set().union(*(receipt.versions for receipt in receipts)))
     }
     return {
-        "model_name": model_told(plan.settings) or plan.workload,
+        "model_name": model_name_of(plan.settings) or plan.workload,
         **{name: _listed(value) for name, value in attributes.items()},
         "workload": plan.workload,
         "workload_version": plan.workload_version,

@@ -31,7 +31,7 @@ from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.store.shared import Reference
 from featuremill.store.shared_index import keep_index
-from featuremill.workload.weights import model_told
+from featuremill.workload.weights import model_name_of
 
 UNREAD_DAYS = 30
 OLD_SECONDS = 3600.0
@@ -194,7 +194,7 @@ def _what(folder: Path) -> str:
         settings = Settings.model_validate(content)
     except ValueError:
         return "(no recipe.json)"
-    return " ".join(filter(None, (settings.workload, model_told(settings))))
+    return " ".join(filter(None, (settings.workload, model_name_of(settings))))
 
 
 def _size(parts: Sequence[Stored]) -> str:

@@ -34,7 +34,7 @@ from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.shared_index import NUM_BUCKETS, chosen, keep_index, levels_of_parts
 from featuremill.workload import Device, find_workload, optional, workloads
 from featuremill.workload.recipe import recipe_of, settings_of
-from featuremill.workload.weights import model_told
+from featuremill.workload.weights import model_name_of
 
 CARD = "card.json"
 BLOCK_BYTES = 8 * 2**20
@@ -89,7 +89,7 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
     card = {
         "version": 1,
         "recipe": recipe,
-        "model": model_told(settings) or settings.workload,
+        "model": model_name_of(settings) or settings.workload,
         "settings": settings.as_json(),
         "licence_of_weights": licence or None,
         "records": num_records,

@@ -19,8 +19,8 @@ from featuremill.store import disk_space
 from featuremill.store.formats import format_of, kind_of
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
-from featuremill.workload.recipe import precision_told
-from featuremill.workload.weights import model_told
+from featuremill.workload.recipe import precision_name_of
+from featuremill.workload.weights import model_name_of
 
 log = logging.getLogger("featuremill.plan")
 
@@ -96,7 +96,7 @@ def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
 
 def _model(plan: Plan, device: Device) -> str:
     """Return the workload, the model, its precision and the device, in words."""
-    known = (model_told(plan.settings), precision_told(plan.settings))
+    known = (model_name_of(plan.settings), precision_name_of(plan.settings))
     model = ", ".join(filter(None, known))
     is_spread = device.kind == "cuda" and plan.gpus > 1
     where = f"{plan.gpus} × {device.name} a job" if is_spread else device.name

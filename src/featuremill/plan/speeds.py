@@ -27,7 +27,7 @@ from featuremill.workload import (
     optional,
     plugin_errors,
 )
-from featuremill.workload.recipe import precision_told
+from featuremill.workload.recipe import precision_name_of
 from featuremill.workload.weights import weights_of
 
 AROUND_JOB_SECONDS = 0.25
@@ -182,7 +182,7 @@ def find(
             '--device (such as "NVIDIA H100 80GB HBM3"), or --tokens-per-second.'
         )
     settings, work = job.settings, None
-    workload, precision = find_workload(settings.workload), precision_told(settings)
+    workload, precision = find_workload(settings.workload), precision_name_of(settings)
     if weights and precision and isinstance(workload, EstimatesWork):
         with plugin_errors.attributed_to(settings.workload, "unit_work"):
             work = workload.unit_work(weights, mean_cost)

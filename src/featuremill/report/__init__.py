@@ -1,1 +1,1 @@
-"""The page about a run."""
+"""`featuremill report`: a self-contained HTML page about a run."""

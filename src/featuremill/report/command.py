@@ -1,8 +1,8 @@
-"""report: one self-contained page that says what became of the records, and what a run did.
+"""featuremill report: write a self-contained HTML page about the records and the work of a run.
 
-Reads what merge left in `results/<run>/`: manifest.json (receipts inside), records.parquet,
-failed.tsv, and embeddings.parquet or embeddings/. Writes HTML that opens without a network: no
-request leaves it.
+It reads the results of merge in `results/<run>/`: manifest.json (with the receipts),
+records.parquet, failed.tsv, and embeddings.parquet or embeddings/. The page makes no network
+requests.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the page."""
-    # Here and not above: the command line offers this verb without paying seconds for altair.
+    """Carry out `featuremill report`: write the page."""
+    # Imported here, as altair takes seconds to import.
     from featuremill.report import facts, page
 
     folder = Results(enter(arguments))
@@ -71,12 +71,12 @@ def run(arguments: argparse.Namespace) -> None:
         log.warning("%s; the map is coloured by length.", read.labels.mismatch)
     elif read.labels:
         num_labelled, shown = read.labels.num_found, records(len(read.labels.texts))
-        says = "%s of %s on the map have a label in %s of %s."
-        log.info(says, f"{num_labelled:,}", shown, read.labels.title, read.labels.file)
+        text = "%s of %s on the map have a label in %s of %s."
+        log.info(text, f"{num_labelled:,}", shown, read.labels.title, read.labels.file)
     drawn = page.draw(read)
-    usual = merged.root / "report.html"
-    output = arguments.output or usual
-    is_named = output.absolute() != usual.absolute()
+    default = merged.root / "report.html"
+    output = arguments.output or default
+    is_named = output.absolute() != default.absolute()
     page.write_report(output, read, drawn, is_named=is_named)
     if config and not (is_named or arguments.partial):
         labels = Labels(file=str(file or ""), column=column)

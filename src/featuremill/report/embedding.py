@@ -1,5 +1,5 @@
-"""The map of the embeddings and its nearly equal records: copies, fragments, close relatives, or a
-mistake. A step draws the map."""
+"""The map of the embeddings, which a step draws, and the nearly equal records on it: copies,
+fragments, close relatives, or errors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ TEXT = "description"
 
 
 def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str:
-    """Return the records on the map of a run's table, or the sentence that says why there is none,
-    which is empty where results have no vectors of a fixed width.
+    """Return the records on the map of a run's table, or a sentence why there is none; "" if the
+    results have no vectors of a fixed width.
 
-    `records` is the ledger of the run, with lengths in `unit`, and notes if it `has_notes`.
+    `records` is records.parquet of the run, with notes if it `has_notes`; `unit` is that of
+    lengths.
     """
     columns = [field.name for field in table.schema if _is_vector(field.type)]
     if not columns:
@@ -55,7 +56,7 @@ def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str
 
 
 def _notes(records: Path, ids: list[str]) -> list[str | None]:
-    """Return the note of each of `ids`: of the row with its values, not of one that repeats it."""
+    """Return the note of each of `ids`, from the planned record, not from its duplicates."""
     names = [*WHOLE, "note", "status"]
     notes: dict[str, str] = {}
     for batch in read_records(records, names):
@@ -70,7 +71,7 @@ def _is_vector(type: pa.DataType) -> bool:
 
 
 def drawn(shown: Shown | str) -> Figure:
-    """Return the map, or the sentence that says why there is none."""
+    """Return the figure of the map, or with the sentence why there is none."""
     if isinstance(shown, str):
         return Figure("embeddings", TITLE, shown)
     figure: Figure = draws_records().figure(shown)
@@ -78,13 +79,13 @@ def drawn(shown: Shown | str) -> Figure:
 
 
 NEAR = 0.999
-"""From this cosine on two vectors count as nearly equal."""
+"""The cosine from which two vectors count as nearly equal."""
 MOST_PAIRS = 20
 ROWS_AT_ONCE = 512
 
 
 class Pair(NamedTuple):
-    """Two records, the shorter one second, and the cosine of their vectors."""
+    """Two records, the longer one first, and the cosine of their vectors."""
 
     ids: tuple[str, str]
     lengths: tuple[int, int]
@@ -92,14 +93,14 @@ class Pair(NamedTuple):
 
 
 def nearest(projection: Shown) -> tuple[str, list[Pair]]:
-    """Return a sentence about the records of the map, and their nearest pairs that are near."""
+    """Return a sentence about nearly equal records on the map, and the nearest pairs of them."""
     norms = np.linalg.norm(projection.vectors, axis=1, keepdims=True)
     units = projection.vectors / np.where(norms, norms, 1)
     num_near, best, least = 0, list[tuple[float, int, int]](), -np.inf
     for first in range(0, len(units), ROWS_AT_ONCE):
         cosines = np.triu(units[first : first + ROWS_AT_ONCE] @ units[first:].T, 1)
         num_near += int((cosines >= NEAR).sum())
-        nearer = np.flatnonzero(cosines > least)  # few of them, once some rows were compared
+        nearer = np.flatnonzero(cosines > least)  # few, once some rows were compared
         if len(nearer) > MOST_PAIRS:
             closeness = cosines.ravel()[nearer]
             nearer = nearer[np.argpartition(closeness, -MOST_PAIRS)[-MOST_PAIRS:]]

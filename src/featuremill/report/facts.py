@@ -1,4 +1,4 @@
-"""What the report is about, read from a run's files in bounded memory."""
+"""Read the facts of the report from a run's files, in bounded memory."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
+    """The content of the report."""
+
     delivery: Delivery
     lengths: Lengths
     shards: list[Shard]
-    """In the order in which they began."""
+    """The shards, in the order of their beginning."""
     pieces: list[Piece]
-    """What the timeline shows: the shards, and attempts that ended before theirs was done."""
+    """The shards and earlier attempts, for the timeline."""
     problems: failed.Listed
     embedding: Shown | str
-    """The records on the map, or the sentence that says why there is none."""
+    """The records on the map, or a sentence why there is none."""
     doubts: list[str]
-    """Where the files contradict manifest.json; empty in every good run."""
+    """Contradictions between the files and manifest.json; normally empty."""
     labels: Labels | None = None
-    """What the points of the map are coloured by, where that is not their length."""
+    """The labels that colour the map; None: it is coloured by length."""
     samples: Sequence[Mapping[str, str]] = ()
     """The rows of samples.tsv, in a run with samples."""
     of_workload: Sequence[Figure] = ()
@@ -57,27 +59,27 @@ class Facts(NamedTuple):
 
     @property
     def wall_seconds(self) -> float:
-        """Clock time that the timeline shows: with attempts that were cut short, without pauses."""
+        """Clock time on the timeline, with unfinished attempts and without pauses, in seconds."""
         return wall_seconds(piece.working for piece in self.pieces)
 
     def busy_seconds(self, lane: str) -> float:
-        """Return the clock time in which the device of `lane` was at work."""
+        """Return the seconds in which the device of `lane` was at work."""
         return busy_seconds(piece.working for piece in self.pieces if piece.lane == lane)
 
     @property
     def lanes(self) -> list[str]:
-        """Every device that was at work, each once."""
+        """The names of all devices that were at work."""
         return sorted({piece.lane for piece in self.pieces})
 
     @property
     def on_devices(self) -> str:
-        """On how many of what the shards were computed."""
+        """A text with the number of GPUs, CPUs or devices that computed the shards."""
         kinds = {"GPU" if shard.receipt.is_on_gpu else "CPU" for shard in self.shards}
         return f"on {words.counted(len(self.lanes), kinds.pop() if len(kinds) == 1 else 'device')}"
 
     @property
     def cost_unit(self) -> str:
-        """What the workload counts, such as "tokens"; early manifests do not say."""
+        """The unit of cost, such as "tokens"; early manifests lack it."""
         return clipped(self.delivery.cost_unit) or "cost"
 
 
@@ -88,13 +90,13 @@ def read(
     label: str = "",
     id_column: str = "",
 ) -> Facts:
-    """Return the facts of the merged run in `root`; `label` is the column of `label_file` that
-    colours the map, by the ids in its `id_column`, if that is not found by its name. Without a
-    file it is one of the sheet of samples, and their names if not given.
+    """Return the facts of the merged run in `root`. The column `label` of `label_file` colours the
+    map, by the ids in `id_column` ("": found by its name). Without a file, `label` is a column of
+    the sheet of samples (default: their names).
 
     Raises:
-        UserError: where there are no merged results, or no such column.
-        IntegrityError: where a file is not what was written.
+        UserError: if there are no merged results, or no such column.
+        IntegrityError: if a file is damaged.
     """
     results = Results(root)
     merged = results.partial if is_partial else results
@@ -109,7 +111,7 @@ def read(
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
-        # A damaged table raises what its reader likes.
+        # A reader may raise any of these for a damaged table.
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise IntegrityError(
             f"{path}: it, or a file that it names, is damaged or gone ({problem}); "
@@ -173,8 +175,7 @@ def _read(results: Results, merged: Results, delivery: Delivery) -> Facts:
 
 
 def _figures(name: str, table: Table) -> Sequence[Figure]:
-    """Return the figures that the workload called `name` has of its results, if it is installed
-    here."""
+    """Return the workload's own figures of its results; () if it is not installed."""
     if name not in workloads():
         return ()
     figures = optional(find_workload(name), "figures")
@@ -191,7 +192,7 @@ def _columns(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
-    """Compare what manifest.json claims with what the files hold: two witnesses, not one."""
+    """Return a sentence for each file whose number of rows differs from that in manifest.json."""
     claimed = {
         "records.parquet": counts.input,
         "failed.tsv": counts.failed + counts.refused + counts.pending,

@@ -1,4 +1,4 @@
-"""Labels for the records on the map: one column of a user's table, joined by id."""
+"""Read labels for the records on the map from columns of a user's table, by id."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from featuremill.inputs import labels
 
 MAX_TEXT = 40
 MAX_COLUMNS = 12
-"""Columns of a table in the menu of colours."""
+"""Largest number of columns in the menu of colours."""
 MOST_BYTES = 2**25
-"""Size of a table of which all columns are read, one after the other."""
+"""Largest size of a table of which all columns are read."""
 log = logging.getLogger("featuremill.report")
 
 
@@ -27,20 +27,20 @@ class Labels(NamedTuple):
     column: str
     path: Path
     texts: list[str | None]
-    """One a record, in their order; None where the table has none."""
+    """The label of each record, in their order; None without one."""
     mismatch: str = ""
-    """Where no record has a label, what ids are there and here."""
+    """If no record has a label: a sentence with ids of both sides."""
     id_column: str = ""
-    """Name of the column of ids, if the user gave it."""
+    """The name of the column of ids, if the user named it."""
 
     @property
     def file(self) -> str:
-        """The table's name, as the page shows it."""
+        """The name of the table on the page."""
         return clipped(self.path.name)
 
     @property
     def title(self) -> str:
-        """The column's name, as the page shows it."""
+        """The name of the column on the page."""
         return clipped(self.column, MAX_TEXT)
 
     @property
@@ -51,11 +51,11 @@ class Labels(NamedTuple):
 def read_all(
     path: Path, column: str, ids: Sequence[str], id_columns: IdColumns, id_column: str
 ) -> Iterator[Labels]:
-    """Yield the labels in `column` as `read` does, and those in the table's other columns, as far
-    as they are labels of these records.
+    """Yield the labels in `column`, as `read` does, and then those in other columns of the table
+    that have labels for these records.
 
     Raises:
-        UserError: as `read` does, about `column`.
+        UserError: as `read` does for `column`.
     """
     yield read(path, column, ids, id_columns, id_column)
     names = labels.names_of(path)
@@ -77,11 +77,10 @@ def read(
     warns: bool = True,
 ) -> Labels:
     """Return the labels of the whole `ids` from the table `path` (CSV, TSV or Parquet, plain or
-    compressed), which has their `id_columns`. It may be of any length.
+    compressed, of any length), which has the `id_columns`.
 
     Raises:
-        UserError: where there is no such table or column, or it does not say which record a row is
-            of.
+        UserError: if there is no such table or column, or its rows are ambiguous.
     """
     wanted = {*ids, *(id_columns.accession(id) for id in ids)}
     rows, _ = labels.read(path, column, None, id_columns, id_column, wanted, log if warns else None)

@@ -1,4 +1,4 @@
-"""How long the records are."""
+"""The lengths of the planned records, and their histogram."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featuremill.workload.figures import Figure, drawn, values
 
 
 class Lengths(NamedTuple):
-    """How long the planned records are: each length that occurs, and how often."""
+    """The distribution of lengths of planned records: each length and its number of records."""
 
     values: np.ndarray
     counts: np.ndarray
@@ -35,7 +35,7 @@ class Lengths(NamedTuple):
 
 
 def read(path: Path) -> tuple[int, Lengths]:
-    """Return the number of input records, and the planned ones' lengths, by batches."""
+    """Return the number of input records, and the lengths of the planned records."""
     lengths = Counter[int]()
     with pq.ParquetFile(path, buffer_size=2**20) as file:
         for batch in file.iter_batches(columns=["status", "length"]):
@@ -50,7 +50,7 @@ def read(path: Path) -> tuple[int, Lengths]:
 
 
 def figure(lengths: Lengths, unit: str) -> Figure:
-    """Return the histogram of lengths, which count what `unit` names."""
+    """Return the histogram of lengths in `unit`."""
     if not len(lengths.values):
         return Figure("lengths", "Lengths", NOTHING_COMPUTED)
     total, longest = int(lengths.counts.sum()), int(lengths.values[-1])
@@ -81,7 +81,7 @@ def figure(lengths: Lengths, unit: str) -> Figure:
             alt.Tooltip("count:Q", title="records", format=",d"),
         ],
     )
-    # Left of the median and right of the other: on a phone they would run into each other.
+    # The text of the median is on the left of its line, so that texts do not overlap on a phone.
     marks = [(median, f"median {median:,}", "right" if median**4 > low**3 * high else "left")]
     marks += [(most, f"95 % {most:,}", "left")] if most > median else []
     chart = alt.layer(bars, *_guides(marks)).properties(width="container", height=260)
@@ -97,7 +97,7 @@ def _bars(edges: np.ndarray, counts: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _guides(marks: list[tuple[int, str, str]]) -> list[Any]:
-    """Return vertical lines with a word at the top, beside the line."""
+    """Return vertical lines with a text at the top."""
     rules = alt.Chart(values({"at": at} for at, _, _ in marks)).mark_rule(style="guide")
     return [rules.encode(x="at:Q")] + [
         alt.Chart(values([{"at": at, "word": word}]))
@@ -112,9 +112,9 @@ def _span(first: int, beyond: int) -> str:
 
 
 def _bins(lengths: Lengths) -> tuple[np.ndarray, np.ndarray]:
-    """Return whole-number edges, evenly spaced on a logarithmic axis, and what each bin holds."""
+    """Return integer edges, evenly spaced on a logarithmic axis, and the count of each bin."""
     low, high = max(1, int(lengths.values[0])), int(lengths.values[-1]) + 1
-    num_bins = min(48, 8 + int(lengths.counts.sum() ** 0.5))  # few records, broad bins
+    num_bins = min(48, 8 + int(lengths.counts.sum() ** 0.5))  # wider bins for few records
     edges = np.unique(np.geomspace(low, high, num_bins + 1).round().astype(np.int64))
     counts, _ = np.histogram(lengths.values, bins=edges, weights=lengths.counts)
     return edges, counts

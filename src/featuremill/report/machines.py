@@ -1,4 +1,4 @@
-"""The machines of a run in sentences: seconds by stage, energy, lowered clocks."""
+"""Sentences about the devices of a run: seconds by stage, energy, lowered clocks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MEANINGS = (
 def seconds_by_stage(shards: Sequence[Shard]) -> dict[str, float]:
     """Return the seconds of each stage; their sum is the total of the shards.
 
-    Batches are prepared and written while others run: of writing only the time that the device
-    waited counts, of preparing nothing. `other` is the rest.
+    Batches are prepared and written while others run. So `write` is only the time that the device
+    waited, and preparing is not counted. `other` is the rest.
     """
     seconds = [shard.receipt.seconds for shard in shards]
     spent = {name: sum(each[name] for each in seconds) for name in STAGES if name != "other"}
@@ -36,7 +36,7 @@ def seconds_by_stage(shards: Sequence[Shard]) -> dict[str, float]:
 
 
 def stages(shards: Sequence[Shard]) -> str:
-    """Return where the time of the shards went, and what would shorten it."""
+    """Return sentences on the seconds by stage, with advice."""
     spent = seconds_by_stage(shards)
     whole = sum(spent.values())
     parts = [f"{name} {words.share(spent[name], whole)}" for name in STAGES if spent[name] > 0]
@@ -54,7 +54,7 @@ def stages(shards: Sequence[Shard]) -> str:
 
 
 def _are_small(shards: Sequence[Shard]) -> bool:
-    """Whether larger shards would help: not where each device had one, nor for interruptions."""
+    """Return whether larger shards would save time, without interrupted shards."""
     smooth = [s for s in shards if not s.receipt.retries and not s.receipt.resumed_batches]
     spent = seconds_by_stage(smooth)
     has_several = len(smooth) > len({shard.lane for shard in smooth})
@@ -62,12 +62,12 @@ def _are_small(shards: Sequence[Shard]) -> bool:
 
 
 def sentences(shards: Sequence[Shard], delivery: Delivery) -> Iterator[str]:
-    """Yield the seconds by stage, the energy of the GPUs, and how long clocks were lowered."""
+    """Yield sentences on the seconds by stage, the energy of the GPUs, and lowered clocks."""
     if shards:
         yield stages(shards)
     measured = [shard for shard in shards if shard.receipt.own_energy_j is not None]
     per_million = delivery.gpu_energy_j_per_million
-    # NVML measures a GPU, with all its jobs.
+    # NVML measures a whole GPU, with all its jobs.
     if per_million is not None and not _are_side_by_side(measured):
         joules = math.fsum(shard.receipt.own_energy_j or 0 for shard in measured)
         some = "" if len(measured) == len(shards) else f" for {len(measured):,} of the shards"
@@ -91,7 +91,7 @@ def sentences(shards: Sequence[Shard], delivery: Delivery) -> Iterator[str]:
 
 
 def _are_side_by_side(shards: Sequence[Shard]) -> bool:
-    """Whether two shards were on the same devices at the same time."""
+    """Return whether two shards were on the same devices at the same time."""
     ordered = sorted(shards, key=lambda shard: (shard.lane, shard.working))
     return any(
         earlier.lane == later.lane

@@ -1,4 +1,4 @@
-"""The page: a whole run on one self-contained sheet, in the order of its reader's questions."""
+"""Write the HTML page of a run from its facts and figures, by templates; also pages of steps."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
 from featuremill.store.ours import delivering
 from featuremill.workload.figures import Figure
-from featuremill.workload.weights import cache_folder, caution_of, model_told
+from featuremill.workload.weights import cache_folder, caution_of, model_name_of
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
 MAX_SAMPLES = 200
-"""Rows of the table of samples."""
+"""Largest number of rows of the table of samples."""
 MOST_INPUTS = 100
-"""Files that are listed."""
+"""Largest number of listed input files."""
 MOST_CHECKED = 20
-"""Files whose digests are compared before a run is done again."""
+"""Largest number of input files whose digests the commands to reproduce the run check."""
 MEANINGS = {
     "ok": "have their features",
     "failed": "were tried and have no features",
@@ -51,8 +51,8 @@ PLACED = frozenset(
     ("taken", "beside"),
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),
 )
-"""Keys of manifest.json that have a place of their own on the page, or none. Any other key is shown
-with the recipe; a key of the config also in the config that repeats the run."""
+"""Keys of manifest.json that the page shows elsewhere, or not at all. Other keys are shown with the
+recipe; keys of the config also in the config that reproduces the run."""
 
 
 def draw(facts: Facts) -> dict[str, Figure]:
@@ -70,7 +70,7 @@ def draw(facts: Facts) -> dict[str, Figure]:
 def write_report(
     path: Path, facts: Facts, figures: dict[str, Figure], *, is_named: bool = False
 ) -> None:
-    """Write the whole report to `path`, which the user may have named."""
+    """Write the report to `path`, which the user may have named."""
     delivery = facts.delivery
     text = (
         _environment()
@@ -82,7 +82,7 @@ def write_report(
             samples=_samples(facts),
             num_samples=len(facts.samples),
             most_inputs=MOST_INPUTS,
-            # A name, such as mill_t6_8M, keeps its letters.
+            # A name such as mill_t6_8M is not capitalised.
             warnings=[
                 text if "_" in text.split()[0] else text[0].upper() + text[1:]
                 for text in _warnings(delivery)
@@ -106,7 +106,7 @@ def write_report(
 
 
 def write_of(path: Path, template: str, **context: Any) -> None:
-    """Write a page of a step to `path`: its `template`, as text, extends step.html."""
+    """Write the page of a step to `path`; the text `template` extends step.html."""
     _write_text(path, _environment().from_string(template).render(context))
 
 
@@ -115,13 +115,13 @@ def _write_text(path: Path, text: str, is_named: bool = False) -> None:
         with delivering(path, is_named=is_named) as temporary:
             temporary.write_text(text, "utf-8")
     except OSError as error:
-        error.filename = str(path)  # a full disk does not say where it is
+        error.filename = str(path)  # the error of a full disk lacks it
         raise
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Return the templates; whatever they show is escaped, as ids and paths come from strangers."""
+    """Return the environment of templates; values are escaped, as ids and paths are untrusted."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -136,10 +136,10 @@ def _environment() -> jinja2.Environment:
 
 
 def _vega() -> str:
-    """Return the libraries that draw the figures.
+    """Return the JavaScript libraries that draw the figures.
 
-    To bundle them takes more than a second, so the bundle is kept, where only this user writes: on
-    the page it is a script.
+    Bundling takes more than a second, so the bundle is cached in a folder that only this user can
+    write, because the page runs it.
     """
     schema = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
     folder = cache_folder() / f"page-{os.getuid()}"
@@ -157,7 +157,7 @@ def _vega() -> str:
 
 
 def _warnings(delivery: Delivery) -> list[str]:
-    """Return what should be known before the values are used."""
+    """Return the workload's caution, if any, and the warnings of the results."""
     settings = delivery.settings
     caution = caution_of(settings.workload, settings.options)
     return [*filter(None, [caution]), *delivery.warnings]
@@ -165,7 +165,7 @@ def _warnings(delivery: Delivery) -> list[str]:
 
 def _lead(facts: Facts) -> str:
     delivery, settings = facts.delivery, facts.delivery.settings
-    model = model_told(settings)
+    model = model_name_of(settings)
     what = settings.workload + (f" with {model}" if model else "")
     names = [Path(file.path).name for file in delivery.inputs]
     files = words.listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 3 else names)
@@ -187,9 +187,9 @@ def _accounting(facts: Facts) -> dict[str, Any]:
         if missing
         else "The files of this run contradict each other"
         if facts.doubts
-        else f"Partial: {counts.told}"
+        else f"Partial: {counts.in_words}"
         if counts.pending
-        else counts.told
+        else counts.in_words
     )
     notes = [f"{note}: {words.records(n)}." for note, n in facts.delivery.notes.items()]
     if notes and not facts.delivery.partial:
@@ -215,7 +215,7 @@ def _accounting(facts: Facts) -> dict[str, Any]:
 
 
 def _taken(delivery: Delivery) -> list[str]:
-    """Return where values came from that were taken from a store, a sentence for each kind."""
+    """Return a sentence for each device, torch and date of values that came from a store."""
     sources: Counter[tuple[str, str, str]] = Counter()
     for part in delivery.taken:
         torch = f" with torch {part.versions['torch']}" if "torch" in part.versions else ""
@@ -228,7 +228,7 @@ def _taken(delivery: Delivery) -> list[str]:
 
 
 def _tiles(facts: Facts) -> list[dict[str, str]]:
-    num_distinct = facts.delivery.plan.unique  # a retry computes some of them once more
+    num_distinct = facts.delivery.plan.unique  # shards of a retry contain some of them again
     noun = "sequence" if facts.delivery.lengths.unit == "residues" else "record"
     tiles = {
         f"distinct {noun}" + "s" * (num_distinct != 1): words.count(num_distinct),
@@ -241,7 +241,7 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
 
 
 def _samples(facts: Facts) -> list[dict[str, Any]]:
-    """Return the samples with the most records without features, in the order of their names."""
+    """Return the samples with the most records without features, sorted by name."""
     rows: list[dict[str, Any]] = [
         {
             "name": row["sample"],
@@ -259,7 +259,7 @@ def _samples(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _versions(facts: Facts) -> dict[str, str]:
-    """Return what the workers had loaded; several versions of one thing where they differ."""
+    """Return the versions of distributions in the receipts; several if workers differ."""
     versions_of: dict[str, set[str]] = {"featuremill": set()}
     for receipt in facts.delivery.receipts:
         for name, version in receipt.versions.items():
@@ -269,12 +269,12 @@ def _versions(facts: Facts) -> dict[str, str]:
 
 
 def _besides(delivery: Delivery) -> dict[str, Any]:
-    """Return the keys of manifest.json that have no place of their own."""
+    """Return the keys of manifest.json that are not in PLACED."""
     return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
 
 
 def _flat(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return an object as lines, the options by their own names and last."""
+    """Return an object as pairs of key and text; options are last."""
     rows = {key: value for key, value in facts.items() if key != "options"}
     rows |= {f"options.{key}": value for key, value in facts.get("options", {}).items()}
     return [(key, _plain(value)) for key, value in rows.items()]
@@ -318,7 +318,7 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
 
 def _reproduce(facts: Facts) -> dict[str, str]:
     delivery, receipts = facts.delivery, facts.delivery.receipts
-    run = delivery.run.replace("/", "-")  # one of several becomes one by itself
+    run = delivery.run.replace("/", "-")  # a set of features becomes a run
     kinds = {device.kind for receipt in receipts for device in receipt.devices}
     config: dict[str, Any] = {
         "run": run,

@@ -1,7 +1,4 @@
-"""The shards of a run and the earlier attempts at them, with the clock time that they took.
-
-Times are in seconds since 1970.
-"""
+"""The shards of a run and earlier attempts at them; times are in seconds since 1970."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from featuremill.store.receipt import Receipt, UsedDevice, gpus_of, name_of_devi
 from featuremill.store.results import Results
 
 MAX_FILES = 200
-"""Shards whose telemetry is read for earlier attempts."""
+"""Largest number of shards for which telemetry is read to find earlier attempts."""
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""Clocks are read before and after the lock: shards that overlap by less ran one after another."""
+"""Overlap below which two shards ran one after the other, as clocks are read around the lock."""
 
 
 class Interval(NamedTuple):
@@ -38,9 +35,9 @@ class Shard(NamedTuple):
     receipt: Receipt
     host: str
     lane: str
-    """The device, or those that held one model together: model, identity and host."""
+    """The name of the device, or of devices that shared a model, with model and host."""
     working: Interval
-    """Time on the device."""
+    """The time on the device."""
 
     @property
     def name(self) -> str:
@@ -48,19 +45,18 @@ class Shard(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The last attempt at a shard, or an earlier one, on one device."""
+    """An attempt at a shard."""
 
     name: str
-    """Name of the shard."""
+    """The name of the shard."""
     lane: str
     working: Interval
     shard: Shard | None
-    """None for an attempt that ended before the shard was done."""
+    """The finished shard; None if the attempt did not finish it."""
 
 
 def pieces_of(results: Results, shards: Sequence[Shard]) -> list[Piece]:
-    """Return the shards, and the earlier attempts that the telemetry of a run of up to `MAX_FILES`
-    shards has."""
+    """Return the shards and, for up to `MAX_FILES` shards, the earlier attempts in telemetry."""
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
     for shard in shards if len(shards) <= MAX_FILES else ():
         attempts = telemetry.read(results.telemetry(shard.receipt.recipe, shard.name))
@@ -77,7 +73,7 @@ def pieces_of(results: Results, shards: Sequence[Shard]) -> list[Piece]:
 
 
 def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
-    """Return the devices that an event describes completely."""
+    """Return the devices in an event that have all identifying keys."""
     return [
         UsedDevice(**{key: device[key] for key in UsedDevice.model_fields if key in device})
         for device in event.get("devices", ())
@@ -86,16 +82,16 @@ def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
 
 
 def lane_of(devices: Sequence[UsedDevice], host: str) -> str:
-    """Return the devices that held one model together: what they are called, model and host."""
+    """Return the name of devices that shared a model, with model and host."""
     names = filter(None, (gpus_of(devices), clipped(name_of_devices(devices)), host))
     return " · ".join(names)
 
 
 def shard_of(receipt: Receipt) -> Shard:
-    """Return what the figures need of a receipt."""
+    """Return the shard of a receipt, with its names and times for figures."""
     host, seconds = clipped(receipt.host), receipt.seconds
     started, finished = words.parsed(receipt.started), words.parsed(receipt.finished)
-    # A receipt may carry whole seconds; its durations are finer.
+    # A receipt's times may be whole seconds; its durations are more precise.
     finished = max(finished, started + seconds["total"])
     return Shard(
         receipt=receipt,
@@ -106,15 +102,15 @@ def shard_of(receipt: Receipt) -> Shard:
 
 
 def busy_seconds(intervals: Iterable[Interval]) -> float:
-    """Return how much clock time `intervals` cover."""
+    """Return the seconds that `intervals` cover."""
     return sum(span.seconds for span in _union(intervals))
 
 
 def wall_seconds(intervals: Iterable[Interval]) -> float:
-    """Return the clock time from the first begin to the last end, without the pauses.
+    """Return the seconds from the first begin to the last end, without pauses.
 
-    A run that was extended a month later has a month of nothing in its middle. A pause is longer
-    than a tenth of the working time, and than a minute.
+    A pause, as before an extension of a run, is longer than a tenth of the working time and than a
+    minute.
     """
     covered = _union(intervals)
     busy = sum(span.seconds for span in covered)
@@ -123,7 +119,7 @@ def wall_seconds(intervals: Iterable[Interval]) -> float:
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the spans that `intervals` cover, in order and disjoint."""
+    """Return the union of `intervals` as disjoint intervals in order."""
     covered: list[Interval] = []
     for begin, end in sorted(intervals):
         if covered and begin <= covered[-1].end:

@@ -1,4 +1,4 @@
-"""The timeline: which device did what, when, and how busy it was."""
+"""The figure of the timeline: the shards of each device over time, with its utilisation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 COMPUTED, RESUMED, CRASHED, STOPPED = STATES = ("computed", "resumed", "after a crash", "cut short")
 COLOURS = (*CATEGORIES[:3], REST)
 MAX_LABELS = 24
-"""Lanes whose device's name is above them."""
+"""Largest number of lanes with the name of the device."""
 MAX_BARS = 2_000
-"""Above this, neighbouring shards share one bar: the page stays small, and no pixel is lost."""
+"""Largest number of bars before neighbouring shards share one."""
 
 
 class Bar(NamedTuple):
-    """A piece of work, or neighbouring pieces of one lane."""
+    """A bar of the chart: one or several neighbouring pieces of a lane."""
 
     lane: int
     span: Interval
@@ -76,9 +76,9 @@ def figure(facts: Facts) -> Figure:
 
 
 def lay_out(pieces: Sequence[Piece]) -> tuple[list[str], list[Bar]]:
-    """Return each lane's device, and the bars.
+    """Return the device of each lane, and the bars.
 
-    Each device has one lane, and more only where its shards ran side by side.
+    A device has several lanes only if its shards ran in parallel.
     """
     lanes: list[str] = []
     bars: list[Bar] = []
@@ -99,7 +99,7 @@ def lay_out(pieces: Sequence[Piece]) -> tuple[list[str], list[Bar]]:
 
 
 def _coarser(bars: Sequence[Bar], num_lanes: int) -> list[Bar]:
-    """Join neighbours less than a pixel apart."""
+    """Join neighbouring bars of a lane, which are less than a pixel apart."""
     joined: dict[tuple[int, int], Bar] = {}
     start, end = bars[0].span.begin, max(bar.span.end for bar in bars)
     step = (end - start) / (MAX_BARS / num_lanes)
@@ -136,8 +136,8 @@ def _row(bar: Bar) -> dict[str, Any]:
 
 
 def _labels(lanes: Sequence[str], y: Any, height: int) -> list[Any]:
-    """Write each device's name above its bars, as phones have no room beside them; twice, as lines
-    of the axis go through the letters."""
+    """Return the name of each device above its bars, as a phone has no space beside them; drawn
+    twice, with an outline against the lines of the axis."""
     rows = [
         {"lane": lane, "device": name}
         for lane, name in enumerate(lanes)

@@ -1,4 +1,4 @@
-"""What went wrong with shards and was got over, and what would spare the next run that."""
+"""Problems of shards that did not end the run (out of memory, dead workers), with remedies."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from featuremill.workload import optional_of
 
 MAX_EXAMPLES = 3
 MUCH_WAITING = 0.1
-"""Share of the computing time that a device may wait for the disk before it is worth a sentence."""
+"""Share of the computing time from which waiting for the disk is reported."""
 
 
 class Kind(NamedTuple):
+    """A kind of problem."""
+
     name: str
     count: Callable[[Shard], int]
+    """A function that returns the number of problems of a shard."""
     remedy: str
-    """With what the workload calls its options for a wish in braces."""
+    """A text with placeholders for the workload's options."""
 
 
 class Trouble(NamedTuple):
-    """All shards that had trouble of one kind."""
+    """All shards with a problem of one kind."""
 
     name: str
     times: int
     num_shards: int
     remedy: str
     examples: list[str]
-    """Shards and their devices, the worst first."""
+    """Names of shards and devices, the worst first."""
 
 
 def waited_for_disk(shard: Shard) -> bool:
-    """Tell whether the device waited much for rows to be written; old receipts do not say."""
+    """Return whether the device waited long for rows to be written; False for early receipts."""
     seconds = shard.receipt.seconds
     return seconds.get("waited_for_disk", 0.0) > MUCH_WAITING * seconds.get("compute", 0.0)
 
@@ -65,7 +68,7 @@ KINDS = (
 
 
 def troubles_of(shards: Sequence[Shard], workload: str) -> list[Trouble]:
-    """Return the kinds of trouble that there were, with remedies in the options of the workload."""
+    """Return the problems of the shards by kind, with remedies that name the workload's options."""
     remedies, troubles = optional_of(workload, "REMEDIES"), []
     batches, written = (remedies.get(wish) for wish in ("smaller batches", "less written"))
     options = {

@@ -1,1 +1,1 @@
-"""How far a run is, how fast, what failed and the time left: once, or continuously."""
+"""`featuremill status` and `top`: progress, speed, failures and time left of a run."""

@@ -1,5 +1,5 @@
-"""How far runs are, shown by the process that computes them: on a terminal by the picture of `top`
-beneath its lines and those of its jobs, elsewhere by a line of totals now and then."""
+"""Progress that `featuremill run` shows itself: on a terminal the screen of `top` beneath the lines
+of all jobs, elsewhere a line of totals now and then."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:  # the thread imports them, where a job computes
     from featuremill.status.state import RunState
 
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
-"""From the first job that computes to the first line of totals, and between two lines."""
+"""Seconds from the first job that computes to the first line of totals, and between two lines."""
 LINES_SECONDS, PICTURE_SECONDS = 5.0, 1.0
-"""Between two looks: for lines, and for the picture."""
+"""Seconds between two polls, for lines and for the picture."""
 MOST_OF_A_CORE = 0.03
-"""Which share of a core the picture takes at most: of large runs it is drawn less often."""
+"""The largest share of a core that drawing takes; the picture of a large run changes less often."""
 LAST_SECONDS = 1.0
-"""How long the end waits for a look in progress, and for the last lines of jobs."""
+"""Seconds that the end waits for a poll in progress, and for the last lines of jobs."""
 ROWS_OF_LINES = 3
 """Rows of the terminal that the picture leaves to lines."""
 MOST_BYTES = 1 << 16
 MOVES = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTdf]")
-"""What moves the cursor or clears the terminal, as of progress bars."""
+"""Escape sequences that move the cursor or clear the terminal, such as those of progress bars."""
 OVERWRITTEN = re.compile(rb"(?m)^.*\r(?=[^\r\n])")
-"""What a line had before it was written anew, as by a progress bar."""
+"""The text of a line before a carriage return, which overwrites it."""
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def follow(runs: Runs, may_draw: bool = True) -> Callable[[], None]:
-    """Start showing how far the `runs` are, until the returned function is called or the process
-    ends; by lines alone unless it `may_draw`."""
+    """Start to show the progress of `runs`, until the returned function is called or the process
+    ends. Without `may_draw`, write lines only."""
     is_dumb = environment.TERM.text() in (None, "", "dumb", "unknown")
     is_terminal = os.isatty(1) and os.isatty(2) and os.path.sameopenfile(1, 2)
     thread = (_Picture if may_draw and is_terminal and not is_dumb else _Lines)(runs)
@@ -53,10 +53,10 @@ def follow(runs: Runs, may_draw: bool = True) -> Callable[[], None]:
 
 
 class _Lines(threading.Thread):
-    """Writes a line of totals now and then, once a job computes.
+    """Writes a line of totals at intervals, once a job computes.
 
-    It is a daemon, and writes straight to the file: it never holds a lock of logging or of a
-    stream, which a signal's handler or the end of the process could wait for.
+    This daemon thread writes to the file descriptor. It never holds a lock of logging or of a
+    stream, so neither a signal handler nor the end of the process waits for it.
     """
 
     def __init__(self, runs: Runs) -> None:
@@ -68,14 +68,14 @@ class _Lines(threading.Thread):
         self._is_over = threading.Event()
 
     def end(self) -> None:
-        """End it, and wait a moment for that."""
+        """End the thread, and wait up to LAST_SECONDS for it."""
         self._is_over.set()
         self.join(LAST_SECONDS)
 
     def run(self) -> None:
         due = 0.0
         while not self._is_over.wait(LINES_SECONDS):
-            if time.monotonic() < due or not (now := self._look()):
+            if time.monotonic() < due or not (now := self._poll()):
                 continue
             from featuremill.status.lines import totals_lines
 
@@ -88,9 +88,9 @@ class _Lines(threading.Thread):
                 with contextlib.suppress(OSError):  # the reader has closed it
                     os.write(2, text.encode())
 
-    def _look(self) -> ProjectState | None:
-        """Return the state of the runs, of those that cannot be read now as it was before; None
-        until a job computes. What cannot be read is no matter of the run."""
+    def _poll(self) -> ProjectState | None:
+        """Return the state of the runs; None until a job computes. A run that cannot be read keeps
+        its last state."""
         from featuremill.status.project import ProjectState
         from featuremill.status.reader import RunReader
 
@@ -99,17 +99,16 @@ class _Lines(threading.Thread):
             self._readers = dict(zip(names, map(RunReader, folders), strict=True))
         for name, reader in self._readers.items():
             with contextlib.suppress(Exception):
-                self._states[name] = reader.look()
+                self._states[name] = reader.poll()
         self._has_computed |= any(each.phase == "computing" for each in self._states.values())
         return ProjectState(self._runs, self._states) if self._has_computed else None
 
 
 class _Picture(_Lines):
-    """Draws the picture, once a job computes, beneath all that this process and its jobs write.
+    """Draws the picture, once a job computes, beneath all output of this process and its jobs.
 
-    Standard output and error become one pipe, also for jobs. What comes out of it is written above
-    the picture, in whole lines and as it is. The cursor is never hidden: a process that is killed
-    leaves the terminal as it was.
+    Standard output and error become one pipe, also for jobs. Its lines are written above the
+    picture. The cursor is never hidden, so a killed process leaves the terminal usable.
     """
 
     def __init__(self, runs: Runs) -> None:
@@ -121,19 +120,19 @@ class _Picture(_Lines):
         self._picture: list[str] = []
         self._width = 0
         self._unfinished = b""
-        """What was written of a line that has no end yet."""
+        """The beginning of a line whose end has not been written yet."""
         self._height = 0
-        """Rows that are drawn on the terminal: the picture, and an unfinished line above it."""
+        """Rows drawn on the terminal: the picture and an unfinished line above it."""
 
     def start(self) -> None:
-        """Start it, and then take all output."""
+        """Start the thread, then redirect all output to the pipe."""
         super().start()
-        self._turn(self._theirs, self._theirs)
+        self._redirect(self._theirs, self._theirs)
         os.close(self._theirs)
 
     def end(self) -> None:
-        """Give the terminal back, without the picture, once what was written is on it."""
-        self._turn(self._before, self._terminal)
+        """Restore standard output and error, write the rest of the pipe, and clear the picture."""
+        self._redirect(self._before, self._terminal)
         self._end.close()
         self.join(2 * LAST_SECONDS)
 
@@ -148,7 +147,7 @@ class _Picture(_Lines):
                     break
                 try:
                     self._take(content)
-                except Exception:  # the run, which waits at a full pipe, goes on without a picture
+                except Exception:  # a full pipe would block the run
                     self._write(content)
             elif is_over:
                 break
@@ -163,8 +162,8 @@ class _Picture(_Lines):
         self._picture = []
         self._show()
 
-    def _turn(self, output: int, error: int) -> None:
-        """Let standard output and error of this process go to these files."""
+    def _redirect(self, output: int, error: int) -> None:
+        """Redirect standard output and error of this process to these descriptors."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -172,7 +171,7 @@ class _Picture(_Lines):
         os.dup2(error, 2)
 
     def _take(self, content: bytes) -> None:
-        """Write what was written: as it is where nothing is drawn, else whole lines above that."""
+        """Write output unchanged, or, while a picture is drawn, its whole lines above that."""
         lines, end, self._unfinished = (self._unfinished + content).rpartition(b"\n")
         if self._height:
             self._show(OVERWRITTEN.sub(b"", MOVES.sub(b"", lines + end)))
@@ -180,8 +179,8 @@ class _Picture(_Lines):
             self._write(content)
 
     def _draw(self) -> None:
-        """Look at the runs, and draw the picture for the terminal as it is now."""
-        if not (now := self._look()):
+        """Poll the runs, and draw the picture in the present size of the terminal."""
+        if not (now := self._poll()):
             return
         from rich.console import Console
 
@@ -198,16 +197,16 @@ class _Picture(_Lines):
         self._show()
 
     def _show(self, lines: bytes = b"") -> None:
-        """Write whole `lines` in the place of the picture, and beneath them the picture."""
+        """Replace the drawn picture by whole `lines` and the new picture beneath them."""
         if not (is_in_front := self._is_in_front()):
-            self._picture = []  # the terminal is a shell's, which could not be drawn over
+            self._picture = []  # another process has the terminal
         if not (self._height or self._picture):
             return
         up = b"\x1b[%dA" % self._height if self._height else b""
         shown = self._picture
         if shown and self._unfinished:
             shown = [self._shown_of_unfinished(), *shown]
-        # The cursor is below it, where a shell goes on if this process is killed.
+        # The cursor ends up below the picture: a shell continues there if this process is killed.
         below = "".join(f"{row}\n" for row in shown).encode(self._encoding, "replace")
         below = below or self._unfinished
         self._height = len(shown)
@@ -221,14 +220,14 @@ class _Picture(_Lines):
         return set_cell_size(decoded, self._width - 1).rstrip()
 
     def _is_in_front(self) -> bool:
-        """Return whether the terminal is this command's, and not that of a later one."""
+        """Return whether this command is in the foreground of the terminal."""
         try:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
-        except OSError:  # it is no terminal of this session, which has no shell
+        except OSError:  # not the terminal of this session
             return True
 
     def _write(self, content: bytes) -> None:
-        """Write to the terminal; if it is gone, nothing."""
+        """Write to the terminal, as far as it still exists."""
         with contextlib.suppress(OSError):
             while content:
                 try:

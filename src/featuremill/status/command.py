@@ -1,7 +1,6 @@
-"""status: what is done, what is running where, what failed and why, and what to type next.
+"""featuremill status: print what is done, what runs where, what failed and why, and what to type.
 
-Reads what the other commands write, at any time and beside them; changes nothing. Reads plan.json
-and not the config: an edit of the config after the plan is Snakemake's to notice.
+It only reads the files of the other commands, so it can run at any time, beside them.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill status`; return 0 done, 1 not done, 2 done with failures."""
-    # Here and not above: other commands, and --help, do not pay for it.
+    # Imported here, so that other commands and --help start fast.
     from featuremill.config.runs import named
     from featuremill.status import view
     from featuremill.status.project import ProjectReader
 
     if arguments.run_folder is None:
-        return _say_runs(arguments)
-    project = ProjectReader(named(arguments.run_folder)).look_closely(arguments.verify)
+        return _list_runs(arguments)
+    project = ProjectReader(named(arguments.run_folder)).inspect(arguments.verify)
     if arguments.json:
-        said = json.dumps(project.as_json(), indent=2, ensure_ascii=False)
+        text = json.dumps(project.as_json(), indent=2, ensure_ascii=False)
     else:
-        said = "\n".join(view.lines(project))
-    sys.stdout.write(f"{said}\n")
+        text = "\n".join(view.lines(project))
+    sys.stdout.write(f"{text}\n")
     return project.exit_status
 
 
-def _say_runs(arguments: argparse.Namespace) -> int:
-    """Print a line, or with `--json` the object, of each run in results/; return 0."""
+def _list_runs(arguments: argparse.Namespace) -> int:
+    """Print one line per run in results/, or with `--json` a list of objects; return 0."""
     from featuremill.config.runs import named
     from featuremill.status import view
     from featuremill.status.project import ProjectReader
@@ -57,9 +56,9 @@ def _say_runs(arguments: argparse.Namespace) -> int:
             "there is no run in results/ of this folder; featuremill init YOUR.fasta writes a "
             "config, which featuremill run computes."
         )
-    looks = [ProjectReader(named(run)).look_closely(arguments.verify) for run in runs]
-    said = [" ".join(itertools.takewhile(bool, view.lines(look))) for look in looks]
+    states = [ProjectReader(named(run)).inspect(arguments.verify) for run in runs]
+    lines = [" ".join(itertools.takewhile(bool, view.lines(state))) for state in states]
     if arguments.json:
-        said = [json.dumps([look.as_json() for look in looks], indent=2, ensure_ascii=False)]
-    sys.stdout.write("".join(f"{line}\n" for line in said))
+        lines = [json.dumps([state.as_json() for state in states], indent=2, ensure_ascii=False)]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0

@@ -1,4 +1,4 @@
-"""What is wrong with a run, and which commands fix and continue it."""
+"""The type of a run's problems, and the commands that fix them and continue the run."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 STACKS = "Fatal Python error|Timeout|Traceback"
-"""The line above a stack in a log."""
+"""A regular expression for the line above a stack trace in a log."""
 ORDER = ("plan", "extract", "merge")
 FILE_OF = {"plan": "plan.json", "merge": "manifest.json"}
-"""What a command makes; extract makes a receipt for each shard."""
+"""The file that a command writes; extract writes a receipt for each shard."""
 SeenBy = Literal["snakemake", "start", "nobody"]
 MOST_NAMED = 10
-"""Commands that differ in a shard's name only, before they would fill the screen."""
+"""Largest number of printed commands that differ only in the shard's name."""
 
 
 class Fix(NamedTuple):
-    """What makes a problem go away; `Commands` makes a command of it."""
+    """How to fix a problem; `Commands` turns it into commands."""
 
     again: Literal["", "plan", "extract", "merge"] = ""
-    """The command that has to run again, although its results are there."""
+    """The command to rerun although its results exist."""
     shards: tuple[str, ...] = ()
-    """Those that extract has to look at again."""
+    """Shards to extract again."""
     remove: tuple[Path, ...] = ()
-    """Files that have to go first."""
+    """Files to remove first."""
     verb: str = ""
-    """What does it where Snakemake is not used, if it is none of these."""
+    """A command for runs without Snakemake, if `again` is empty."""
     by_hand: str = ""
-    """What no command can do."""
+    """Advice, if no command fixes the problem."""
     seen_by: SeenBy = "start"
-    """What notices, when the run's command is given again, that this has to run: Snakemake itself,
-    `flow.reruns`, or nothing, as only hashing finds it: then the command has to name it."""
+    """What reruns the command `again` when the run is started again: Snakemake, `flow.reruns`, or
+    nothing (only hashing finds the problem), so that the printed command has to force it."""
 
 
 class Problem(NamedTuple):
-    """Something that is not as it should be."""
+    """A problem of a run, and its fix."""
 
     code: str
-    """Its name for scripts; docs/json.md lists them."""
+    """The name for scripts, as listed in docs/json.md."""
     what: str
     fix: Fix
     is_in_the_way: bool = True
-    """False for information: the run may be done all the same."""
+    """Whether the run is not done because of this problem; else it is only a note."""
     commands: tuple[str, ...] = ()
-    """What to type, in order."""
+    """The commands to type, in order."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,31 +62,31 @@ class Problem(NamedTuple):
 
 
 def removing(fixes: Iterable[Fix]) -> list[str]:
-    """Return what removes the files that have to go for `fixes`."""
+    """Return the command that removes the files of `fixes`, if there are any."""
     paths = dict.fromkeys(path for fix in fixes for path in fix.remove)
     return [f"rm {shlex.join(map(str, paths))}"] if paths else []
 
 
 class Commands:
-    """Makes commands for the run in `root`; the user calls it, or it and others, `run`."""
+    """Builds commands for the run in `root`. The commands name the config or folder `run`."""
 
     def __init__(self, root: Path, run: Path, plan: Plan | None) -> None:
         self._root = root
         self._run = shlex.quote(str(run))
         self._plan = plan
         last = run_lock.read(root)
-        # The target of a workflow that imports this one may be a single result: then Snakemake does
-        # not look at what the start of a run could take away.
+        # A workflow that imports this one may request a single result; Snakemake then ignores the
+        # files that the start of a run removes.
         self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
         self._rules = last.rules if last else "{}"
         self.is_snakemakes = run_lock.is_in_results(root) and (
             plan is None or plan.run == run_lock.name_of(root)
         )
-        """Whether Snakemake would look for the run here."""
+        """Whether the run's folder is where Snakemake expects it."""
 
     def fixing(self, fixes: Iterable[Fix], pending: Iterable[str] = ()) -> list[str]:
-        """Return what to type, in order, so that all `fixes` are made; `pending` are the shards
-        that are not computed yet."""
+        """Return the commands that apply all `fixes`, in order; `pending` are the shards that are
+        not computed yet."""
         fixes = list(fixes)
         remove = removing(fixes)
         if self.is_snakemakes:
@@ -97,22 +97,22 @@ class Commands:
         return [*remove, *self._verbs(again, list(dict.fromkeys(shards)))]
 
     def forced(self, fixes: Iterable[Fix]) -> list[str]:
-        """Return the rules that the command has to force, so that all `fixes` are made."""
+        """Return the rules that the command has to force to apply all `fixes`."""
         unseen = {fix.again for fix in fixes if fix.seen_by in self._unseen_by}
         return [self._rule(verb) for verb in ORDER if verb in unseen]
 
     def _rule(self, verb: str) -> str:
-        """Return the rule of a command; where several runs share it, a file that it makes."""
+        """Return the rule of a command; if several runs share the rule, its output file."""
         name = run_lock.name_of(self._root)
         is_shared = "/" in name and self._rules == "{}" and verb in FILE_OF
         return f"results/{name}/{FILE_OF[verb]}" if is_shared else self._rules.format(verb)
 
     def retry(self, kind: str | None = None) -> str:
-        """Return what lets failed records be tried again: all of them, or those of one kind."""
+        """Return the command that retries failed records, all of them or those of one `kind`."""
         return f"featuremill retry {self._run}" + (f" --reason {kind}" if kind else "")
 
     def logs(self) -> str | None:
-        """Return what finds the shards' logs that have stacks; None where Snakemake kept none."""
+        """Return the command that finds logs of shards with stack traces; None without logs."""
         if not (self.is_snakemakes and self._plan):
             return None
         logs = Results(self._root).logs / "extract" / self._plan.recipe

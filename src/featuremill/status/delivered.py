@@ -1,4 +1,4 @@
-"""Whether there are results, whether they are of this plan and whole, and what else lies beside."""
+"""The state of a run's results, exports and report: missing, current, older, or damaged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from featuremill.store.results import Results
 
 MANIFEST = "manifest.json"
 Merged = Literal["no", "yes", "older", "damaged"]
-"""older: manifest.json is of another plan, or a part was computed again since; damaged: it cannot
-be read, or an output differs from it."""
+"""older: manifest.json belongs to another plan, or a part was computed again since; damaged: it
+cannot be read, or an output differs from it."""
 Reported = Literal["no", "yes", "older"]
 
 
@@ -31,18 +31,18 @@ class DeliveryState(NamedTuple):
     reported: Reported = "no"
     delivery: Delivery | None = None
     partial: Sequence[str] = ()
-    """Files, and a folder, with what `merge --partial` wrote: not the results."""
+    """Files and a folder of partial results, which `merge --partial` wrote."""
     exported: Mapping[str, Written] = MappingProxyType({})
     problems: Sequence[Problem] = ()
 
     @property
     def is_merged(self) -> bool:
-        """Whether the results are there, complete, and of this plan."""
+        """Whether the results exist, are complete, and belong to this plan."""
         return self.merged == "yes"
 
 
 def taken_over(results: Results, delivery: Delivery | None) -> dict[str, Receipt]:
-    """Return the receipts that manifest.json holds and that have not been written to since."""
+    """Return the receipts in manifest.json whose own files are older than manifest.json."""
     if delivery is None:
         return {}
     moment = (results.root / MANIFEST).stat().st_mtime
@@ -92,7 +92,7 @@ def read_delivery_state(
 
 
 def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> str:
-    """Return why the results are not of this plan and these parts; empty where they are."""
+    """Return why the results do not belong to this plan and these parts; "" if they do."""
     if not delivery.is_of(plan):
         return "the results are of an earlier plan, and not of plan.json"
     again = sum(s.receipt.part != delivery.parts[s.name] for s in shards if s.receipt)
@@ -102,8 +102,8 @@ def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> str:
 def _not_as_written(
     root: Path, files: Mapping[str, Written], verifies: bool
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield each file that is not what was written: its name, "missing" or "damaged", a sentence,
-    and whether only hashing finds it."""
+    """Yield for each file that differs from what was written: its name, "missing" or "damaged", a
+    sentence, and whether only hashing finds it."""
     for name, about in files.items():
         path = root / name
         if not path.exists():

@@ -1,5 +1,5 @@
-"""Which records have no values, by reason, before there is a failed.tsv: the `reason` of the parts
-whose receipts count failed rows, and of records.parquet whose rows they are."""
+"""Failed and refused records by reason, before failed.tsv exists: reasons of failed rows from the
+parts, ids and reasons of refused records from records.parquet."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from featuremill.store.results import Results
 def read_failures(
     results: Results, plan: Plan, failed: Mapping[str, Mapping[int, Reason]]
 ) -> tuple[list[Group], bool]:
-    """Return the failed and refused input records by reason, of the rows of parts that `failed`;
-    and whether records.parquet can be read."""
+    """Return the failed and refused input records by reason, and whether records.parquet can be
+    read; `failed` has the failed rows of each part."""
     counts: Counter[Reason] = Counter()
     for text, number in plan.refusals.items():
         counts[reason_of("refused", text)] += number
     try:
-        num_failed, examples, samples = _found_in(results.records, failed, list(counts))
+        num_failed, examples, samples = _count_in(results.records, failed, list(counts))
         is_readable = True
     except (OSError, LookupError, pa.ArrowException):
         num_failed, examples, samples, is_readable = Counter(), {}, {}, False
@@ -53,11 +53,11 @@ def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reaso
     return dict(zip(rows.tolist(), (reason_of("failed", text) for text in texts), strict=True))
 
 
-def _found_in(
+def _count_in(
     records_path: Path, failed: Mapping[str, Mapping[int, Reason]], refused: list[Reason]
 ) -> tuple[Counter[Reason], dict[Reason, list[Example]], dict[Reason, Counter[str]]]:
-    """Return how many records of records.parquet failed for which reason, by the rows of shards
-    that `failed`; examples of these and of the `refused` reasons; and how many of each sample."""
+    """Return three values by reason: how many records of records.parquet are in `failed` rows of
+    shards; examples of these and of the `refused` reasons; how many failed in each sample."""
     samples: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
     counts: Counter[Reason] = Counter()
     examples: defaultdict[Reason, list[Example]] = defaultdict(list)
@@ -94,7 +94,7 @@ def _found_in(
 def _failed_in(
     file: pq.ParquetFile, group: int, wanted: pa.Table, reasons: tuple[Reason, ...]
 ) -> list[tuple[int, Reason]]:
-    """Return where in the row group a failed record stands, and why it failed."""
+    """Return the position in the row group of each failed record, and why it failed."""
     table = file.read_row_group(group, ["shard", "row"])
     table = table.set_column(0, "shard", table["shard"].cast(pa.string()))
     table = table.append_column("at", pa.array(range(len(table)), pa.int64()))
@@ -105,5 +105,5 @@ def _failed_in(
 
 def _refused_in(file: pq.ParquetFile, group: int) -> list[tuple[int, Reason]]:
     texts = file.read_row_group(group, ["reason"])["reason"]
-    refused = pc.indices_nonzero(texts.is_valid()).to_pylist()  # NumPy's way brings pandas
+    refused = pc.indices_nonzero(texts.is_valid()).to_pylist()  # to_numpy would import pandas
     return [(at, reason_of("refused", texts[at].as_py())) for at in refused]

@@ -1,4 +1,5 @@
-"""What one job is doing: its plan's entry, who holds its lock, and its telemetry."""
+"""The state of one job, from its shard, the holder of its lock and its telemetry; the time left of
+all jobs."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.telemetry import TAIL_BYTES, Rates, State, events_of, followed
 
 SPEED_SECONDS = 30.0
-"""What "of late" means for the speed that is shown."""
+"""The time over which the displayed speed is the mean."""
 PACE_SECONDS = 300.0
-"""And for the time that is left."""
+"""The time over which the speed behind the time left is the mean."""
 LEAST_SILENCE_SECONDS = 20.0
 MISSED = 4
-"""Samples that may be late before a job counts as silent."""
+"""Late samples before a job counts as silent."""
 COMPUTING = ("run", "finish")
 
 
 class TelemetryTail:
-    """The last attempt in one file, followed from look to look."""
+    """The last attempt in a telemetry file, updated by each poll."""
 
     def __init__(self, path: Path) -> None:
         self.state: State | None = None
@@ -33,28 +34,28 @@ class TelemetryTail:
         self._heard = 0.0
         self._gap = 1.0
 
-    def look(self, is_held: bool = False) -> None:
-        """Read what was appended since the last look; with `is_held` the job certainly lives."""
+    def poll(self, is_held: bool = False) -> None:
+        """Read what was appended since the last poll; `is_held`: the job is surely alive."""
         events, offset = events_of(self._path, TAIL_BYTES, self._offset)
-        if offset < self._offset:  # another file by now
+        if offset < self._offset:  # the file was replaced
             self.__init__(self._path)  # type: ignore[misc]
         is_first, self._offset = self._offset == 0, offset
         for event in events:
             self._take(event)
         if events:
-            # What was there before has its age by the job's clock, which may be wrong: a job that
-            # lives is silent only if the file is as old. Growth no clock can deny.
+            # At the first poll, the age of the events is by the job's clock, which may be wrong.
+            # Therefore a job that lives is silent only if its file is as old.
             age = max(0.0, time.time() - self.state.time) if is_first and self.state else 0.0
             if age and is_held and (mark := mark_of(self._path)):
                 age = min(age, max(0.0, time.time() - mark[1] / 1e9))
             self._heard = time.monotonic() - age
 
     def silent_seconds(self) -> float:
-        """Return how long nothing was appended; before the first growth, by the job's clock."""
+        """Return the time since the last event; until the file grows, by the job's clock."""
         return max(0.0, time.monotonic() - self._heard)
 
     def is_silent(self) -> bool:
-        """Return whether samples are missing that should have come."""
+        """Return whether samples are overdue."""
         return self.silent_seconds() > max(LEAST_SILENCE_SECONDS, MISSED * self._gap)
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -69,20 +70,20 @@ class TelemetryTail:
                 self._rates.take(now, event["cost_done"])
 
     def rate(self, seconds: float) -> float | None:
-        """Return the cost a second over about the last `seconds`; None before a batch."""
+        """Return the cost per second over the last `seconds`; None before the first batch."""
         sample = self.state and self.state.sample
         return self._rates.over(seconds, float(sample["time"])) if sample else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNow:
-    """A device, or a slot of one, that a job holds; None is unknown."""
+    """A device, or a slot of a device, that a job holds. None means unknown."""
 
     kind: str = ""
     uuid: str = ""
     name: str = ""
     number: float | None = None
-    """Of a GPU, as nvidia-smi has it."""
+    """The index of a GPU, as in nvidia-smi."""
     slot: str = ""
     total_mb: float | None = None
     utilisation: float | None = None
@@ -90,9 +91,9 @@ class DeviceNow:
     power_w: float | None = None
     temperature_c: float | None = None
     throttle: list[str] = field(default_factory=list)
-    """Why its clocks are lower than they could be."""
+    """Reasons for lower clocks."""
     of_whole_gpu: list[str] = field(default_factory=list)
-    """Which of these values are the whole GPU's, where the job has a slice or a part of it."""
+    """Names of values that describe the whole GPU, if the job has only a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +114,16 @@ class Job:
     cost: float
     cost_left: float
     speed: float | None = None
-    """Cost a second of late."""
+    """Cost per second over SPEED_SECONDS."""
     pace: float | None = None
-    """The same over a longer time."""
+    """Cost per second over PACE_SECONDS."""
     silent_seconds: float = 0.0
     is_silent: bool = False
-    """Whether samples are missing that should have come."""
+    """Whether samples are overdue."""
     oom_splits: int = 0
     cpu_percent: float | None = None
     memory_mb: float | None = None
-    """Of the worker's process."""
+    """The memory of the worker process."""
 
     @property
     def is_at_work(self) -> bool:
@@ -131,7 +132,7 @@ class Job:
 
     @property
     def share(self) -> float:
-        """How much of the work is done, from 0 to 1."""
+        """The share of the cost that is computed, from 0 to 1."""
         return 1 - self.cost_left / self.cost if self.cost else 1.0
 
     def as_json(self) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Job:
 
 
 def job_of(shard: Shard, tail: TelemetryTail) -> Job:
-    """Return what the job of a shard is doing; without telemetry, by its lock file."""
+    """Return the state of a shard's job, from its lock file if it has no telemetry."""
     assert shard.work
     holder, now = shard.work.holder, tail.state
     if now is None or _is_of_another(now.start, holder):
@@ -159,10 +160,8 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
     start, sample = now.start, now.sample or {}
     rows = min(shard.records, int(sample.get("rows_done", start.get("rows_done", 0))))
     left = sample.get("cost_left", shard.cost * (1 - rows / max(1, shard.records)))
-    stage, process = (
-        sample.get("stage") or ("load" if now.devices else "wait"),
-        sample.get("process", {}),
-    )
+    stage = sample.get("stage") or ("load" if now.devices else "wait")
+    process = sample.get("process", {})
     return Job(
         shard=shard.name,
         state=shard.state if tail.is_silent() else "running",
@@ -186,12 +185,12 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
 
 
 def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
-    """Return whether the file is of an earlier job than the one that holds the lock."""
+    """Return whether the telemetry was written by an earlier job than the holder of the lock."""
     return holder.host is not None and "pid" in start and start["pid"] != holder.pid
 
 
 def devices_of(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
-    """Return the devices that a job holds by its telemetry, with what its last sample measured."""
+    """Return the devices in the telemetry of a job, with the values of its last sample."""
     measured = {entry.get("uuid"): entry for entry in sample.get("devices", [])}
     gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")
     devices = []
@@ -211,20 +210,20 @@ def devices_of(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[Devic
 
 
 class TimeLeft(NamedTuple):
-    """An estimate."""
+    """An estimate of the time until all parts are computed."""
 
     job_seconds: float
-    """For one job after the other."""
+    """The time with one job after the other."""
     jobs: int
-    """At work now."""
+    """Number of jobs that compute now."""
     parts: int
-    """Finished ones that it is judged by, besides the batches of late."""
+    """Number of finished parts that the estimate is based on."""
     longest_seconds: float = 0.0
-    """What the job at work needs that has the most left."""
+    """The longest time that a job at work still needs."""
 
     @property
     def seconds(self) -> float | None:
-        """The time on the clock with as many jobs as now; None while there are none."""
+        """The time with as many jobs as now; None if there are none."""
         return max(self.job_seconds / self.jobs, self.longest_seconds) if self.jobs else None
 
     def as_json(self) -> dict[str, Any]:
@@ -235,10 +234,10 @@ class TimeLeft(NamedTuple):
 def time_left(
     waiting: Sequence[float], jobs: Sequence[Job], receipts: Iterable[Receipt]
 ) -> TimeLeft | None:
-    """Return how long it takes until all `jobs` and the shards of the costs `waiting` are computed.
+    """Return the time until all `jobs`, and shards that wait with the costs `waiting`, have ended.
 
-    A job continues at its own pace, where it has one; all else takes as long as the newest
-    parts took, with their start-up. None where nothing is left, or no speed is known.
+    A job continues at its own pace, if that is known; all else is as fast as the newest parts,
+    including their start-up. None if nothing is left or no speed is known.
     """
     newest = newest_whole(receipts)
     seconds = sum(receipt.working_seconds for receipt in newest)
@@ -246,9 +245,11 @@ def time_left(
     if not (waiting or jobs) or not (seconds or speeds):
         return None
     if seconds:
-        seconds_a_cost = seconds / sum(receipt.cost for receipt in newest)
+        seconds_per_cost = seconds / sum(receipt.cost for receipt in newest)
     else:
-        seconds_a_cost = len(speeds) / sum(speeds)
-    own = [job.cost_left / job.pace if job.pace else job.cost_left * seconds_a_cost for job in jobs]
-    job_seconds = sum(own) + sum(waiting) * seconds_a_cost
+        seconds_per_cost = len(speeds) / sum(speeds)
+    own = [
+        job.cost_left / job.pace if job.pace else job.cost_left * seconds_per_cost for job in jobs
+    ]
+    job_seconds = sum(own) + sum(waiting) * seconds_per_cost
     return TimeLeft(job_seconds, len(jobs), len(newest), max(own, default=0.0))

@@ -1,5 +1,4 @@
-"""Each fact of a run in words, once: for the page of `status`, the screen of `top`, and the lines
-of a run in progress."""
+"""The sentences about a run that `status`, the screen of `top` and a run's own lines share."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ PHASES = {
 }
 SEPARATOR = " · "
 LONG_SECONDS, DAY_SECONDS = 600, 64_800
-"""From how long on the hour of the end is shown; and its day."""
+"""Time left from which the hour of the end is printed, and from which also its day."""
 
 
 def totals_lines(project: ProjectState, phases: Sequence[Phase] = get_args(Phase)) -> list[str]:
-    """Return how far each run is that is in one of these `phases`, and each step that reports it;
-    the lines of several runs begin with their names."""
+    """Return a line of progress for each run in one of the `phases`, and each step that reports
+    progress. Lines of several runs begin with their names."""
     runs = {name: run for name, run in project.states.items() if run.phase in phases}
     if project.alone:
         return [*map(totals_line, runs.values())]
@@ -43,14 +42,14 @@ def totals_lines(project: ProjectState, phases: Sequence[Phase] = get_args(Phase
 
 
 def step_lines(project: ProjectState) -> list[str]:
-    """Return how far the steps are that are not done and report it."""
+    """Return a line for each unfinished step that reports progress."""
     open_steps = [step for step in project.runs.steps if not Path(step.files[-1]).exists()]
     progress = [(step.label, step.progress()) for step in open_steps]
     return [one_line(plain(f"{label}: {text}")) for label, text in progress if text]
 
 
 def totals_line(run: RunState) -> str:
-    """Return how far the run is, how fast, and the time left."""
+    """Return the progress, the speed and the time left in one line."""
     if run.plan is None:
         return summary(run)
     if run.phase == "computing":
@@ -63,8 +62,8 @@ def totals_line(run: RunState) -> str:
 
 
 def summary(run: RunState) -> str:
-    """Return the phase of the run, or after a close look a sentence about its state."""
-    if not run.is_close:
+    """Return the phase of the run, or after an inspection a sentence about its state."""
+    if not run.is_inspected:
         if run.phase == "between" and run.done.shards == run.total.shards:
             return "every part is there; the results are next"
         return PHASES[run.phase]
@@ -72,7 +71,7 @@ def summary(run: RunState) -> str:
         return NO_PLAN.get(next((each.code for each in run.problems), ""), "there is no plan yet.")
     if run.plan and run.exit_status == DONE:
         counts = run.delivery.delivery.counts if run.delivery.delivery else None
-        return "done." if not counts or counts.has_all else f"done: {counts.told}."
+        return "done." if not counts or counts.has_all else f"done: {counts.in_words}."
     if run.plan and run.exit_status == DONE_WITH_FAILURES:
         return f"done, and {counted(run.num_failed, 'record')} failed."
     if run.activity.is_planning or run.activity.is_merging:
@@ -91,7 +90,7 @@ def summary(run: RunState) -> str:
 
 
 def project_summary(project: ProjectState) -> str:
-    """Return a sentence about the state of all runs and steps, after a close look."""
+    """Return a sentence about the state of all runs and steps, after an inspection."""
     if project.exit_status == DONE:
         return "done."
     failed = f"{counted(project.num_failed, 'record')} of its runs failed."
@@ -101,7 +100,7 @@ def project_summary(project: ProjectState) -> str:
 
 
 def time_left(run: RunState) -> str:
-    """Return speed and time left, where the time is known; else nothing."""
+    """Return the speed and the time left; "" if the time is unknown."""
     estimate = run.time_left
     if estimate and estimate.seconds is None:
         return f"about {plain_duration(estimate.job_seconds)} for one job after the other"
@@ -124,25 +123,25 @@ def pace(run: RunState) -> list[str]:
 
 
 def work(sums: Sums, total: Sums) -> str:
-    """Return the share of the work that `sums` are; 100 % only where that is all shards."""
+    """Return `sums` as a share of the work; 100 % only for all shards."""
     most = 100 if sums.shards == total.shards else 99.9
     return f"{min(100 * sums.share_of(total), most):.1f} % of the work"
 
 
 def done(run: RunState) -> list[str]:
-    """Return how much of the work is done, and how many records."""
+    """Return the share of the work that is done, and the number of records."""
     records = f"{run.done.records:,} of {words.records(run.total.records)}"
     return [work(run.done, run.total), records]
 
 
 def failed(run: RunState) -> list[str]:
-    """Return how many records failed, if any did."""
+    """Return the number of failed records, if there are any."""
     return [f"{run.num_failed_rows:,} failed"] if run.num_failed_rows else []
 
 
 def failures(run: RunState) -> list[tuple[str, str]]:
-    """Return each reason with the number of records that failed by it, and each job that failed;
-    with what helps, or nothing."""
+    """Return each reason for failed records with their number, and each failed job; and for each
+    the remedy, or ""."""
     lines = [
         (
             f"{words.records(group.number)} {group.status}: {one_line(plain(group.reason))}",

@@ -1,4 +1,4 @@
-"""A page with a curve of each device over the time of the runs, kept up to date while they run."""
+"""The page of `top --html`: a curve for each device, written again while the runs continue."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from featuremill.store.results import Results
 from featuremill.store.telemetry import READ_BYTES, State, events_of, followed
 
 EVERY_SECONDS = 5.0
-"""Between two versions of the page."""
+"""Seconds between two versions of the page."""
 MOST_POINTS = 500
-"""Of one curve; of a longer time, a point is for twice as long."""
+"""Largest number of points of a curve; beyond it, each point covers twice the time."""
 MOST_FILES = 400
-"""Files of telemetry that are read for one version, the newest: a long run has thousands."""
+"""Telemetry files read for one version, the newest first: a long run has thousands."""
 TEMPLATE = Path(__file__).with_name("curves.html")
 MARK = "<!-- featuremill top -->"
 DATA = '<script type="application/json" id="data">{}</script>'
 Key = tuple[str, str]
-"""A host, and a device of it."""
+"""The name of a host and the UUID of a device."""
 
 
 class Stretch(NamedTuple):
-    """What one device did in a stretch of time; None is unknown."""
+    """The measurements of one device in a stretch of time; None is unknown."""
 
     use: float | None
     """The mean utilisation, in percent."""
     memory_mb: float | None
-    """The highest."""
+    """The largest memory."""
     celsius: float | None
-    """The highest."""
+    """The highest temperature."""
     samples: int = 1
 
 
@@ -50,16 +50,16 @@ class Page:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._curves = Curves()
-        self._looks: tuple[int, ...] | None = None
-        """Of the file as this process wrote it."""
+        self._identity: tuple[int, ...] | None = None
+        """The inode, size and time of the file as this process wrote it."""
         self._due = 0.0
         self._refuse_others()
 
-    def look(self, now: ProjectState, is_last: bool = False) -> None:
-        """Write the page anew, if it is time.
+    def show(self, now: ProjectState, is_last: bool = False) -> None:
+        """Write the page again, if it is due.
 
         Raises:
-            UserError: what is there is not this page, or is one that was changed.
+            UserError: if the file is not a page of top, or was changed meanwhile.
         """
         if not is_last and time.monotonic() < self._due:
             return
@@ -71,7 +71,7 @@ class Page:
         self._refuse_others()
         with replacing(self._path, is_synced=False) as temporary:
             temporary.write_text(self._page(now, is_last), "utf-8")
-        self._looks = _looks(self._path)
+        self._identity = _identity(self._path)
 
     def _page(self, now: ProjectState, is_last: bool) -> str:
         shown = {
@@ -85,30 +85,30 @@ class Page:
         return TEMPLATE.read_text("utf-8").replace(DATA, DATA.replace("{}", text))
 
     def _refuse_others(self) -> None:
-        """Keep what is not this page from being replaced."""
+        """Raise UserError if the file is not this page."""
         if not self._path.exists():
             return
         is_ours = self._path.is_file()
         if is_ours:
             with self._path.open(encoding="latin-1") as file:
                 is_ours = MARK in file.read(200)
-        if not is_ours or self._looks not in (None, _looks(self._path)):
-            how = "it was changed meanwhile" if is_ours else "this is no page of featuremill top"
+        if not is_ours or self._identity not in (None, _identity(self._path)):
+            how = "it was changed meanwhile" if is_ours else "this is not a page of featuremill top"
             raise UserError(f"{self._path}: {how}; name another file after --html.")
 
 
 class Curves:
-    """What telemetry has of each device, in stretches of time of one length."""
+    """The telemetry of each device, averaged over stretches of time of equal length."""
 
     def __init__(self) -> None:
         self._every = 1.0
-        """Seconds of a stretch."""
+        """The length of a stretch, in seconds."""
         self._stretches: dict[Key, dict[int, Stretch]] = {}
         self._devices: dict[Key, DeviceNow] = {}
         self._read: dict[Path, tuple[int, State | None]] = {}
 
     def read(self, paths: Iterable[Path]) -> None:
-        """Read what was appended to these files of telemetry."""
+        """Read what was appended to these telemetry files."""
         marks = {path: path.stat() for path in paths if path.exists()}
         grown = [path for path in marks if self._read.get(path, (-1,))[0] != marks[path].st_size]
         newest = sorted(grown, key=lambda path: marks[path].st_mtime)[-MOST_FILES:]
@@ -150,7 +150,7 @@ class Curves:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the curves of all devices together, where there are several, and of each."""
+        """Return the curve of each device, and before them that of all, if there are several."""
         hosts = {host for host, _ in self._devices}
         order = sorted(self._devices, key=lambda key: (key[0], self._devices[key].number or 0, key))
         shown = []
@@ -168,12 +168,12 @@ class Curves:
         return {**times, "every": self._every, "devices": shown}
 
     def _points(self, key: Key) -> Iterator[list[float | None]]:
-        """Yield the moments of a curve, each with utilisation, memory and temperature."""
+        """Yield the points of a curve: time, utilisation, memory and temperature."""
         for at, (use, memory_mb, celsius, _) in sorted(self._stretches[key].items()):
             yield [at * self._every, use, memory_mb, celsius]
 
     def _points_of_all(self) -> Iterator[list[float | None]]:
-        """Yield the same of all devices together."""
+        """Yield the points of the curve of all devices together."""
         for at in sorted({at for curve in self._stretches.values() for at in curve}):
             every = [curve[at] for curve in self._stretches.values() if at in curve]
             uses = [each.use for each in every if each.use is not None]
@@ -186,7 +186,7 @@ class Curves:
 def _shown(
     key: str, name: str, points: Iterable[list[float | None]], total_mb: float | None
 ) -> dict[str, Any]:
-    """Return a curve as the page has it, with memory in GB."""
+    """Return a curve as the JSON of the page, with memory in GB."""
     shown = []
     for at, use, memory_mb, celsius in points:
         values = (use, _gb(memory_mb), celsius)
@@ -203,6 +203,6 @@ def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _looks(path: Path) -> tuple[int, ...]:
+def _identity(path: Path) -> tuple[int, ...]:
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -1,4 +1,4 @@
-"""The state of all runs of one folder or config, and of the results of its steps."""
+"""The state of all runs of a folder or config, and of the results of its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featuremill.config import Run
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.reader import RunReader
-from featuremill.status.sources import ended_with
+from featuremill.status.sources import error_in_log
 from featuremill.status.state import (
     DONE,
     DONE_WITH_FAILURES,
@@ -33,26 +33,26 @@ class ProjectState:
 
     runs: Runs
     states: Mapping[str, RunState]
-    """Of each run, by its name in the config."""
+    """The state of each run, by its name in the config."""
     steps: list[str] = field(default_factory=list)
-    """The state of each product of a step, in the order of `runs.steps`, by `Product.stands`."""
+    """The state of each product of a step, in the order of `runs.steps`, from `Product.stands`."""
     figures: list[Mapping[str, int]] = field(default_factory=list)
-    """What is counted in each of them."""
-    is_close: bool = False
-    """Whether it is a close look, which finds all that follows."""
+    """The counts in each product of a step."""
+    is_inspected: bool = False
+    """Whether this is an inspection, which sets all fields below."""
     problems: list[Problem] = field(default_factory=list)
-    """How the last try of a step ended that is not there."""
+    """The errors of steps whose last try failed."""
     next: list[str] = field(default_factory=list)
-    """What to type."""
+    """The commands to type."""
 
     @property
     def alone(self) -> RunState | None:
-        """The run, where there is one and nothing around it."""
+        """The run, if there is only one and no step."""
         return next(iter(self.states.values())) if self.runs.is_one else None
 
     @property
     def time(self) -> float:
-        """When they were looked at first, in seconds since 1970."""
+        """The moment of the first poll of a run, in seconds since 1970."""
         return min(run.time for run in self.states.values())
 
     @property
@@ -61,37 +61,37 @@ class ProjectState:
 
     @property
     def phase(self) -> Phase:
-        """What is running: of several runs, the first phase in the order of `Phase`."""
+        """The phase of the runs: of several phases, the first in the order of `Phase`."""
         return min((run.phase for run in self.states.values()), key=get_args(Phase).index)
 
     @property
     def is_running(self) -> bool:
-        """Whether the Snakemake of one of them runs."""
+        """Whether the Snakemake of one of the runs is active."""
         return any(state.is_running for state in self.begun)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a process is active."""
+        """Whether a process works on one of the runs."""
         return any(state.is_at_work for state in self.begun)
 
     @property
     def num_failed(self) -> int:
-        """Records of the runs that failed, as far as is known."""
+        """Number of failed input records of all runs, as far as it is known."""
         return sum(state.num_failed for state in self.begun)
 
     @property
     def exit_status(self) -> int:
-        """0 done, 1 not done, 2 done with failures: that of the least."""
+        """0 done, 1 not done, 2 done with failures: the worst of all runs and steps."""
         statuses = {state.exit_status for state in self.states.values()}
         if set(self.steps) - {"yes"}:
             return NOT_DONE
         return next(status for status in (NOT_DONE, DONE_WITH_FAILURES, DONE) if status in statuses)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a close look as one object, as docs/json.md explains it."""
+        """Return an inspection as the object that docs/json.md describes."""
         if self.alone:
             return self.alone.as_json()
-        made = zip(self.runs.steps, self.steps, self.figures, strict=True)
+        products = zip(self.runs.steps, self.steps, self.figures, strict=True)
         return {
             "version": VERSION,
             "config": str(self.runs.path),
@@ -103,14 +103,14 @@ class ProjectState:
             },
             "steps": {
                 step.label: {"files": list(step.files), "made": stands, "figures": dict(figures)}
-                for step, stands, figures in made
+                for step, stands, figures in products
             },
             "problems": [problem.as_json() for problem in self.problems],
             "next": self.next,
         }
 
     def now_as_json(self) -> dict[str, Any]:
-        """Return it as one object, as docs/json.md explains it."""
+        """Return the progress as the object that docs/json.md describes."""
         if self.alone:
             return self.alone.now_as_json()
         return {
@@ -118,12 +118,12 @@ class ProjectState:
             "config": str(self.runs.path),
             "phase": self.phase,
             "runs": [run.now_as_json(is_alone=False) for run in self.states.values()],
-            "status": self.as_json() if self.is_close else None,
+            "status": self.as_json() if self.is_inspected else None,
         }
 
 
 class ProjectReader:
-    """Reads the state of a project, as often as it is asked to."""
+    """Reads the state of several runs and steps repeatedly."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -133,44 +133,46 @@ class ProjectReader:
             for folder, run in zip(runs.folders, configs, strict=True)
         ]
 
-    def look(self) -> ProjectState:
-        """Return how far the runs are.
+    def poll(self) -> ProjectState:
+        """Return the progress of the runs.
 
         Raises:
-            IntegrityError: when a plan is not what was written.
-            UserError: when a newer featuremill wrote it.
+            IntegrityError: if a plan is damaged.
+            UserError: if a newer featuremill wrote it.
         """
-        looks = [reader.look() for reader in self._readers]
-        return ProjectState(self._runs, dict(zip(self._runs.names, looks, strict=True)))
+        states = [reader.poll() for reader in self._readers]
+        return ProjectState(self._runs, dict(zip(self._runs.names, states, strict=True)))
 
-    def look_closely(self, verifies: bool = False) -> ProjectState:
-        """Return a close look at all of it; hash the files if it `verifies`.
+    def inspect(self, verifies: bool = False) -> ProjectState:
+        """Return the state of all runs and steps, with problems; hash the files if it `verifies`.
 
         Raises:
-            UserError: when the runs were not started, or cannot be read.
+            UserError: if no run was started, or a run cannot be read.
         """
         runs, states = self._runs, {}
-        places = [*runs.folders, *(Path(step.files[-1]).parent for step in runs.steps)]
-        if runs.path not in runs.folders and not any(place.exists() for place in places):
+        folders = [*runs.folders, *(Path(step.files[-1]).parent for step in runs.steps)]
+        if runs.path not in runs.folders and not any(folder.exists() for folder in folders):
             raise UserError(f"{runs.path}: this run has not started yet; type {runs.again()}.")
         for name, reader in zip(runs.names, self._readers, strict=True):
-            states[name] = reader.look_closely(verifies, must_be=runs.is_one)
-        state = ProjectState(runs, states, [step.stands() for step in runs.steps], is_close=True)
-        made = [*zip(runs.steps, state.steps, strict=True)]
+            states[name] = reader.inspect(verifies, must_be=runs.is_one)
+        steps: list[str] = [step.stands() for step in runs.steps]
+        state = ProjectState(runs, states, steps, is_inspected=True)
+        pairs = [*zip(runs.steps, steps, strict=True)]
         state.figures = [
-            {} if stands == "no" or damaged(step.files) else step.figures() for step, stands in made
+            {} if stands == "no" or damaged(step.files) else step.figures()
+            for step, stands in pairs
         ]
         if not state.is_at_work:
-            missing = [step for step, stands in made if stands != "yes"]
+            missing = [step for step, stands in pairs if stands != "yes"]
             logs = [(step.label, log) for step in missing for log in step.logs]
             for label, log in logs:
-                state.problems += ended_with("step_failed", f"{label}: the last try", Path(log))
+                state.problems += error_in_log("step_failed", f"{label}: the last try", Path(log))
         state.next = state.alone.next if state.alone else _what_to_type(state)
         return state
 
 
 def _what_to_type(state: ProjectState) -> list[str]:
-    """Return what to type: nothing while a Snakemake is at work, or when all is done."""
+    """Return the commands to type: none while Snakemake runs, or when all is done."""
     if state.is_running:
         return []
     is_blocked = any(run.needs == "retry" and run.exit_status == NOT_DONE for run in state.begun)

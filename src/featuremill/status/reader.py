@@ -1,8 +1,8 @@
-"""The one reader of the state of a run. A look reads only what is new since the one before; a close
-look reads all, and finds what is wrong and what to type.
+"""Reads the state of a run: `poll` reads what is new since the last poll, `inspect` reads all files
+and finds the problems and the commands to type.
 
-Of shards and receipts a look reads what `Shards` does not have yet; of telemetry, what was
-appended. All shards are looked at anew when the plan changes and once a minute.
+A poll reads new receipts and what was appended to telemetry. It reads all shards again when the
+plan changes, and once a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from featuremill.status.jobs import TelemetryTail, job_of, time_left
 from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.sources import (
     check_sources,
-    ended_with,
+    error_in_log,
     is_newer,
     problems_before_plan,
     shown,
@@ -39,27 +39,23 @@ from featuremill.store.results import Results
 from featuremill.workload import know_reasons
 
 IN_LOGS = {"crash", "hang", "error"}
-"""Kinds of failures of which a shard's log has more."""
+"""Kinds of failures that a shard's log explains further."""
 TRACES = ("plan.json", "store", "receipts", "records.parquet", "manifest.json")
-"""What a run's folder holds, sooner or later."""
-ANEW_SECONDS = 60.0
-"""Between two looks at all shards."""
+"""Files that a run writes into its folder."""
+REREAD_SECONDS = 60.0
+"""Seconds between two readings of all shards."""
 MOST_FAILING_PARTS = 100
 """Parts with failed rows that are read: more of them fail for the same reasons."""
-MOST_PARTS_A_LOOK = 5
-"""So many at once: a look must not take long when a run with many failures is opened."""
+MOST_PARTS_A_POLL = 5
+"""Such parts that a poll reads, so that the first poll of a run with many failures is short."""
 MOST_REASONS = 10
 _OVERRIDDEN = {"--config", "-C"}
-"""Words of a command that change what a config asks for."""
+"""Options of Snakemake that override the config."""
 
 
 @contextlib.contextmanager
 def refusing_what_cannot_be_read(run_folder: Path) -> Iterator[None]:
-    """Say in a sentence what of the run's files cannot be read in the block.
-
-    Raises:
-        UserError: with that sentence.
-    """
+    """Turn an error from reading the run's files into a UserError with the file's name."""
     try:
         yield
     except IntegrityError as error:
@@ -72,11 +68,11 @@ def refusing_what_cannot_be_read(run_folder: Path) -> Iterator[None]:
 
 
 def unseen_by_snakemake(root: Path) -> list[Problem]:
-    """Return the problems of the planned run in `root` that are found without reading values or
-    hashing results, and that Snakemake would not see by itself.
+    """Return the problems of the planned run in `root` that need a rerun Snakemake would not start
+    by itself. No values are read, and no results are hashed.
 
     Raises:
-        UserError: when the run's files cannot be read.
+        UserError: if the run's files cannot be read.
     """
     state = RunState(folder=root)
     with refusing_what_cannot_be_read(root):
@@ -91,13 +87,13 @@ def unseen_by_snakemake(root: Path) -> list[Problem]:
 
 
 def is_run(root: Path) -> bool:
-    """Return whether a run has left anything in its folder, or was started there."""
+    """Return whether a run was started in the folder `root` or has left files there."""
     return run_lock.read(root) is not None or any((root / name).exists() for name in TRACES)
 
 
 class RunReader:
-    """Reads one run, as often as it is asked to. Commands to type have what the user `typed` for
-    it, if that is not the `run_folder`; if that is a config, `config` is its content."""
+    """Reads the state of one run repeatedly. Commands to type name `typed`, a config or folder, in
+    place of the `run_folder`; `config` is the content of a typed config."""
 
     def __init__(
         self, run_folder: Path, typed: Path | None = None, config: Run | None = None
@@ -105,40 +101,40 @@ class RunReader:
         self._run_folder, self._typed, self._config = run_folder, typed or run_folder, config
         self._results = Results(run_lock.whole_path(run_folder))
         self._mark: Mark | None = None
-        """Of the plan.json that was read."""
+        """The mark of the plan.json that was read."""
         self._plan: Plan | None = None
-        self._anew_at = 0.0
+        self._reread_at = 0.0
 
-    def look(self) -> RunState:
-        """Return how far the run is.
+    def poll(self) -> RunState:
+        """Return the progress of the run.
 
         Raises:
-            IntegrityError: when its plan is not what was written.
-            UserError: when a newer featuremill wrote it.
+            IntegrityError: if its plan is damaged.
+            UserError: if a newer featuremill wrote it.
         """
         state = RunState(folder=self._run_folder, time=time.time(), activity=self._activity())
         self.take_plan()
         if self._plan:
-            if time.monotonic() >= self._anew_at:
+            if time.monotonic() >= self._reread_at:
                 self._shards.read()
                 if any(shard.state == "waiting" for shard in self._shards.by_name.values()):
                     self._read_delivery(self._plan, self._results.find_delivery())
-                self._anew_at = time.monotonic() + ANEW_SECONDS
-            for name in self._shards.look():
-                self._tail(name)  # which reads how it ended
-            self._say_how_far(state, self._plan)
+                self._reread_at = time.monotonic() + REREAD_SECONDS
+            for name in self._shards.poll():
+                self._tail(name)  # reads how the job ended
+            self._set_progress(state, self._plan)
             most = MOST_FAILING_PARTS - len(self._failed_rows)
-            self._read_reasons(state, self._plan, min(MOST_PARTS_A_LOOK, most))
+            self._read_reasons(state, self._plan, min(MOST_PARTS_A_POLL, most))
         return state
 
-    def look_closely(self, verifies: bool = False, must_be: bool = True) -> RunState:
-        """Return a close look; hash the files if it `verifies`.
+    def inspect(self, verifies: bool = False, must_be: bool = True) -> RunState:
+        """Return the progress, the problems and what to type; hash the files if it `verifies`.
 
         Raises:
-            UserError: when it `must_be` a run's folder and is none, or its files cannot be read.
+            UserError: if the files cannot be read, or the folder `must_be` a run's and is not.
         """
         state = RunState(
-            folder=self._run_folder, time=time.time(), is_close=True, verified=verifies
+            folder=self._run_folder, time=time.time(), is_inspected=True, verified=verifies
         )
         with refusing_what_cannot_be_read(self._run_folder):
             state.activity = self._activity()
@@ -152,12 +148,12 @@ class RunReader:
                 state.is_begun = False
                 return state
             commands = Commands(self._results.root, self._typed, self._plan)
-            _say_what_to_type(state, self._results, commands)
+            _set_commands(state, self._results, commands)
         return state
 
     def _changes(self, state: RunState, plan: Plan) -> list[Problem]:
-        """Return the problem that the config, or the last start of the run, asks for something
-        else than there is, and how making its weights failed."""
+        """Return the problem that the files are not those of the config, or of the last start of
+        the run, and why making its weights failed."""
         root, folder, owner = self._results.root, state.folder, state.activity.owner
         config, who = self._config, str(self._typed)
         working = run_lock.working_folder(root)
@@ -200,7 +196,7 @@ class RunReader:
         )
 
     def take_plan(self) -> None:
-        """Read plan.json if it has changed, and then everything else again."""
+        """Read plan.json if it has changed, and forget what was read for the old plan."""
         mark = mark_of(self._results.plan)
         if mark == self._mark:
             return
@@ -209,19 +205,19 @@ class RunReader:
         if self._plan:
             know_reasons(self._plan.workload)
             self._shards = Shards(self._results, self._plan)
-            self._anew_at = 0.0
+            self._reread_at = 0.0
             self._tails: dict[str, TelemetryTail] = {}
             self._failed_rows: dict[str, Mapping[int, Reason]] = {}
-            """By part, of those that were read."""
+            """The failed rows of each part that was read."""
 
-    def _say_how_far(self, state: RunState, plan: Plan) -> None:
-        """Set the shards and the jobs, as they are now."""
+    def _set_progress(self, state: RunState, plan: Plan) -> None:
+        """Set the shards, the jobs, the time left and the jobs that failed."""
         state.plan, state.shards = plan, [*self._shards.by_name.values()]
         active = [shard for shard in state.shards if shard.state in ("running", "unclear")]
         state.jobs = [job_of(shard, self._tail(shard.name)) for shard in active]
         taken = {job.shard for job in state.jobs}
         idle = [s for s in state.shards if not s.has_ended and s.name not in taken]
-        # A silent job may have died: then another job computes what it has left.
+        # A silent job may have died; another job then computes the rest.
         lively = [job for job in state.jobs if job.is_at_work and not job.is_silent]
         others = [job for job in state.jobs if not job.is_at_work or job.is_silent]
         state.time_left = time_left(
@@ -242,11 +238,11 @@ class RunReader:
         assert self._plan
         path = self._results.telemetry(self._plan.recipe, name)
         tail = self._tails.setdefault(name, TelemetryTail(path))
-        tail.look(is_held=self._shards.by_name[name].state == "running")
+        tail.poll(is_held=self._shards.by_name[name].state == "running")
         return tail
 
     def _read_reasons(self, state: RunState, plan: Plan, most: int | None) -> None:
-        """Set the commonest reasons of failed rows, having read at `most` so many parts more."""
+        """Set the commonest reasons of failed rows; read at `most` that many more parts."""
         failing = [
             (shard.name, shard.receipt.failed)
             for shard in state.shards
@@ -266,7 +262,7 @@ class RunReader:
         state.reasons = [Group(*reason, number) for reason, number in commonest]
 
     def _read_unplanned(self, state: RunState) -> None:
-        """Set the problems because of which a run has no plan."""
+        """Set the problems that left a run without a plan."""
         root = self._results.root
         if not is_run(root):
             if not root.is_dir():
@@ -274,41 +270,40 @@ class RunReader:
                     f"{state.folder}: there is no such folder; runs are in results/<run>."
                 )
             raise UserError(
-                f"{state.folder}: this is no run's folder: it holds neither plan.json nor store/; "
-                "runs are in results/<run>."
+                f"{state.folder}: this is not the folder of a run: it has neither plan.json nor "
+                "store/; runs are in results/<run>."
             )
         if not state.activity.is_planning:
             last = find_run(self._results)
             state.problems = problems_before_plan(self._results, last.weights_json if last else "")
 
     def read_planned(self, state: RunState, reads_reasons: bool = True) -> None:
-        """Set the plan's shards and results; reasons of failures are in parts, which need not be
-        read."""
+        """Set the state of shards and results, and their problems; read the parts with failed rows
+        if it `reads_reasons`."""
         results, plan, verifies = self._results, self._plan, state.verified
         assert plan
         delivery = results.find_delivery()
-        # A receipt that is not newer than the results is what merge took over into their manifest.
+        # manifest.json contains each receipt that is older than it.
         known = {} if verifies else taken_over(results, delivery)
         self._shards = Shards(results, plan, known)
         self._shards.read()
         state.delivery = self._read_delivery(plan, delivery, verifies)
-        self._say_how_far(state, plan)
+        self._set_progress(state, plan)
         are_records_readable = not reads_reasons or self._read_failures(state, plan)
-        _say_what_is_wrong(state, results, plan, are_records_readable)
+        _set_problems(state, results, plan, are_records_readable)
 
     def _read_delivery(
         self, plan: Plan, delivery: Delivery | None, verifies: bool = False
     ) -> DeliveryState:
-        """Return the state of the results; the parts of whole results may have been removed."""
+        """Return the state of the results. Parts that complete results lack count as removed."""
         shards = [*self._shards.by_name.values()]
         delivered = read_delivery_state(self._results, plan, delivery, shards, verifies)
         if delivery and delivered.is_merged:
-            self._shards.take_for_removed(delivery.receipts)
+            self._shards.set_removed(delivery.receipts)
         return delivered
 
     def _read_failures(self, state: RunState, plan: Plan) -> bool:
-        """Set the reasons of failed records; return whether records.parquet, which has their ids,
-        can be read."""
+        """Set the reasons of failed records; return whether records.parquet can be read."""
         if state.count("removed"):
             state.failures = read_list(self._results.root / "failed.tsv").groups
             return True
@@ -322,7 +317,7 @@ class RunReader:
         return is_readable
 
 
-def _say_what_is_wrong(
+def _set_problems(
     state: RunState, results: Results, plan: Plan, are_records_readable: bool
 ) -> None:
     delivered = state.delivery
@@ -343,10 +338,11 @@ def _say_what_is_wrong(
         state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
     if delivered.is_merged and delivered.reported != "yes":
         log = results.logs / "report.log"
-        state.problems += ended_with("report_failed", "the last report", log, is_in_the_way=False)
-    for problem in delivered.problems:  # while there is work, older results are in order
-        is_one = problem.code != "results_older" or not pending
-        state.problems.append(problem._replace(is_in_the_way=problem.is_in_the_way and is_one))
+        state.problems += error_in_log("report_failed", "the last report", log, is_in_the_way=False)
+    for problem in delivered.problems:
+        # While shards are pending, older results are expected.
+        counts = problem.code != "results_older" or not pending
+        state.problems.append(problem._replace(is_in_the_way=problem.is_in_the_way and counts))
     if state.num_failed and not delivered.is_merged:
         what = (
             f"{counted(state.num_failed, 'record')} failed: the results of the others come only "
@@ -356,7 +352,7 @@ def _say_what_is_wrong(
         state.problems.append(Problem("failed", what, Fix(by_hand=by_hand), not pending))
 
 
-def _say_what_to_type(state: RunState, results: Results, commands: Commands) -> None:
+def _set_commands(state: RunState, results: Results, commands: Commands) -> None:
     state.problems = [
         problem
         if problem.fix.by_hand
@@ -386,14 +382,14 @@ def _say_what_to_type(state: RunState, results: Results, commands: Commands) -> 
 
 
 def _needs(state: RunState, results: Results, in_the_way: list[Problem]) -> Need:
-    """Return what is needed: nothing while a Snakemake is at work, or when all is done."""
+    """Return what the user has to do: nothing while Snakemake runs, or when all is done."""
     if state.is_running:
         return ""
     if state.exit_status == DONE:
         return "" if state.delivery.reported == "yes" else "report"
     if state.exit_status == DONE_WITH_FAILURES:
         return "" if state.count("removed") else "retry"
-    # Merge has counted what failed since the plan was made, with every part there.
+    # Merge writes store/failed.tsv once it has every part.
     has_tried_to_merge = is_newer(results.store / "failed.tsv", results.plan)
-    is_only_that = has_tried_to_merge and [problem.code for problem in in_the_way] == ["failed"]
-    return "retry" if is_only_that else "run"
+    has_only_failed = has_tried_to_merge and [problem.code for problem in in_the_way] == ["failed"]
+    return "retry" if has_only_failed else "run"

@@ -1,4 +1,4 @@
-"""The screen of a run in progress."""
+"""The screen of `top` and `run`, drawn with rich: progress, a table of jobs, and failures."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from featuremill.status.lines import (
 )
 from featuremill.status.project import ProjectState
 from featuremill.status.state import RunState
-from featuremill.workload.weights import model_told
+from featuremill.workload.weights import model_name_of
 
 HINT = "Ctrl-C ends this view, not the run."
 QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
 MOST_REASONS = 4
 MOST_NAME = 32
 GAP = 2
-"""Blanks between two columns."""
+"""Spaces between two columns."""
 LEAST_NAME = 12
-"""Letters of a device's name that are always shown, such as GPU 0 (3a9f)."""
+"""Characters of a device's name that are always shown, such as GPU 0 (3a9f)."""
 LEFT_OUT = ("W", "USE", "LEFT", "SHARD", "MEMORY", "°C")
-"""What a narrow terminal does not show, in this order."""
+"""Columns that a narrow terminal lacks, in the order in which they are dropped."""
 HOT_C = 85
-"""From about here on GPUs slow down."""
+"""The temperature at which most GPUs begin to slow down."""
 HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
-"""Reasons for lower clocks that an administrator chose, or that every busy card has."""
+"""Reasons for lower clocks that an administrator set or that every busy GPU has."""
 NOT_KNOWN = Text("–", QUIET)
 
 
 def whole_screen(now: ProjectState, width: int) -> RenderableType:
-    """Return what a terminal shows of one run, or of several below each other."""
+    """Return the screen of one run, or of several below each other with their steps."""
     if now.alone:
         return screen(now.alone, width)
     runs = now.states.values()
@@ -62,11 +62,11 @@ def whole_screen(now: ProjectState, width: int) -> RenderableType:
 
 
 def screen(now: RunState, width: int) -> RenderableType:
-    """Return what a terminal shows, the most important lines first. A low terminal shows the first
-    lines, a narrow one the beginning of each cell."""
+    """Return the screen of one run, the most important lines first: a low terminal shows only the
+    first lines, a narrow one the beginning of each cell."""
     title = Text.assemble((one_line(plain(str(now.folder))), "bold"), "  ")
     title.append(summary(now), WARN if now.phase in ("unknown", "idle") else GOOD)
-    if now.plan and (model := model_told(now.plan.settings)):
+    if now.plan and (model := model_name_of(now.plan.settings)):
         title.append(f"  {one_line(plain(model))}", QUIET)
     parts: list[RenderableType] = [_cropped(title)]
     if now.trouble:
@@ -91,8 +91,8 @@ def screen(now: RunState, width: int) -> RenderableType:
 
 
 def _jobs_table(now: RunState, width: int) -> Table:
-    """Return a table with a row a device or slot. Where it is too wide, names are cut, and columns
-    are left out."""
+    """Return a table with a row for each device or slot. If it is too wide, names are cut and
+    columns dropped."""
     unit = one_line(now.cost_unit)[:12].upper()
     headings = ("DEVICE", "SHARD", "RECORDS", "USE", "MEMORY", "°C", "W", f"{unit}/S", "LEFT")
     is_here = {job.host for job in now.at_work} <= {platform.node()}
@@ -128,7 +128,7 @@ def _order(device: DeviceNow) -> tuple[str, str, str]:
 
 
 def _gauges(job: Job, device: DeviceNow) -> list[Text]:
-    """Return use, memory, temperature and power; of a CPU, those of the worker's process."""
+    """Return use, memory, temperature and power; for a CPU, those of the worker process."""
     use, memory_mb, celsius = device.utilisation, device.memory_mb, device.temperature_c
     if is_cpu := device.kind == "cpu":
         use = job.cpu_percent if use is None else use
@@ -153,14 +153,14 @@ def _speed(job: Job) -> Text:
 
 
 def _last(job: Job) -> list[Text]:
-    """Return the speed, and the time that is left."""
+    """Return the speed and the time left of a job."""
     is_known = job.pace and job.stage == "run" and not job.is_silent
     left = plain_duration(job.cost_left / job.pace) if job.pace and is_known else ""
     return [_speed(job), Text(left)]
 
 
 def label(device: DeviceNow) -> str:
-    """Return a device's name, its model, and which slot of several it is."""
+    """Return the name and model of a device, and the number of its slot if it has several."""
     if device.uuid == "cpu":
         return "CPU"
     model = one_line(device.name).removeprefix("NVIDIA ").removeprefix("GeForce ")
@@ -171,7 +171,7 @@ def label(device: DeviceNow) -> str:
 
 
 def _notes(now: RunState) -> list[tuple[str, str]]:
-    """Return the notes about jobs and devices besides their numbers, a line each."""
+    """Return notes about jobs and devices, each as a line and its style."""
     notes = []
     for job in now.jobs:
         if job.is_silent or job.state != "running":
@@ -190,6 +190,6 @@ def _notes(now: RunState) -> list[tuple[str, str]]:
 
 
 def _cropped(text: Text) -> Text:
-    """Return the text as one that takes one line, and ends in … where it is too long."""
+    """Return the text set to take one line, with … at the end if it is too long."""
     text.no_wrap, text.overflow = True, "ellipsis"
     return text

@@ -1,4 +1,4 @@
-"""How far each shard of a plan is: its receipt, its part, its journal, and who holds its lock."""
+"""The state of each shard of a plan, from its receipt, part, journal and the holder of its lock."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 State = Literal["finished", "running", "unclear", "begun", "waiting", "lost", "removed"]
-"""`finished`: the part is there; `running`: a job holds its lock; `unclear`: a job on another
-machine signed its lock, which cannot be tested from here; `begun`: batches are committed and no job
-computes it; `waiting`: nothing is there; `lost`: the part was finished and is gone; `removed`: part
-and receipt are gone, and the results made of them are whole."""
+"""`finished`: the part exists; `running`: a job holds its lock; `unclear`: its lock names a job on
+another machine and cannot be tested here; `begun`: batches are committed, but no job computes it;
+`waiting`: nothing exists; `lost`: a receipt exists, but its part is gone; `removed`: part and
+receipt are gone, but the results made of them are complete."""
 Trouble = Literal["", "receipt", "records"]
 Mark = tuple[int, int, int]
-"""Of a file: what changes when it does."""
+"""The inode, modification time and size of a file, which change when the file does."""
 
 
 class Holder(NamedTuple):
-    """Who has a journal's lock, by the lock file; None where that has nothing."""
+    """The holder of a journal's lock, as named in the lock file; None is unknown."""
 
     host: str | None = None
     pid: int | None = None
     started: str | None = None
-    """ISO 8601, UTC."""
+    """The start of the job: ISO 8601, UTC."""
     devices: list[str] | None = None
-    """Names; none of them while it waits for one."""
+    """Names of its devices; none while it waits for one."""
 
 
 class Work(NamedTuple):
-    """What there is of a part that is not finished."""
+    """The progress of an unfinished part."""
 
     batches: int = 0
-    """Committed."""
+    """Number of committed batches."""
     rows: int = 0
-    """In them."""
+    """Number of rows in committed batches."""
     last_commit: str | None = None
-    """When the journal was last written to, ISO 8601, UTC."""
+    """The time of the last write to the journal: ISO 8601, UTC."""
     holder: Holder = Holder()
 
 
@@ -56,7 +56,7 @@ class Shard(NamedTuple):
     receipt: Receipt | None = None
     work: Work | None = None
     trouble: Trouble = ""
-    """What is damaged or gone: the receipt, or the shard's own file while it is still needed."""
+    """What is damaged or missing: the receipt, or the shard's file of records while needed."""
 
     @property
     def has_ended(self) -> bool:
@@ -65,17 +65,17 @@ class Shard(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Rows of an unfinished shard that are committed."""
+        """Number of committed rows of an unfinished shard."""
         return (self.work.rows or 0) if self.work else 0
 
     @property
     def cost_left(self) -> float:
-        """The cost that is left of an unfinished shard, by its committed rows."""
+        """The cost left of an unfinished shard, in proportion to its uncommitted rows."""
         return self.cost * (1 - self.num_rows / max(1, self.records))
 
 
 class Shards:
-    """The shards of one plan. The first look reads all of them, later ones read what is new.
+    """The shards of one plan. `read` reads all of them, `poll` reads what is new.
 
     A receipt is read once. The lock of an idle shard is read again when its file has changed.
     """
@@ -83,9 +83,9 @@ class Shards:
     def __init__(
         self, results: Results, plan: Plan, receipts: Mapping[str, Receipt] | None = None
     ) -> None:
-        """`receipts` are known and need not be read."""
+        """`receipts` are those that need not be read."""
         self.by_name: dict[str, Shard] = {}
-        """As they were at the last look, in the order of the plan."""
+        """The shards at the last poll, in the order of the plan."""
         self._receipts: dict[str, Receipt] = dict(receipts or {})
         self._results = results
         self._recipe = plan.recipe
@@ -94,13 +94,13 @@ class Shards:
         self._parts = results.store / "parts" / plan.recipe
         self._journals = results.store / "journals" / plan.recipe
         self._idle: dict[str, Mark | None] = {}
-        """Shards without a job, and how their lock files were then."""
+        """The marks of the lock files of shards without a job."""
 
     def read(self) -> None:
-        """Look at all shards anew.
+        """Read the state of all shards.
 
-        Receipts are looked at before parts, and parts before locks: so what finishes meanwhile is
-        never taken for lost.
+        Receipts are listed before parts, and parts before locks, so that a shard that finishes
+        meanwhile is never taken for lost.
         """
         names = listed(self._declared)
         declared = {
@@ -119,8 +119,8 @@ class Shards:
             self._take(shard if shard.has_ended else self._unfinished(shard, journals))
         self._idle = {}
 
-    def look(self) -> list[str]:
-        """Bring the unfinished shards up to date; return those whose job has ended."""
+    def poll(self) -> list[str]:
+        """Update the unfinished shards; return the names of those whose job has ended."""
         left = []
         declared, journals = listed(self._declared), listed(self._journals)
         touched = {file.partition(".")[0] for file in declared | journals}
@@ -147,9 +147,9 @@ class Shards:
                 left.append(name)
         return left
 
-    def take_for_removed(self, receipts: Iterable[Receipt]) -> None:
-        """Take it that the results, of parts with these `receipts`, are whole: what has neither
-        part nor receipt was removed."""
+    def set_removed(self, receipts: Iterable[Receipt]) -> None:
+        """Set shards without part and receipt to `removed`, as the results are complete; `receipts`
+        are those of the results."""
         by_name = {receipt.shard: receipt for receipt in receipts}
         for shard in [*self.by_name.values()]:
             if shard.state == "waiting" and not shard.receipt:
@@ -162,7 +162,7 @@ class Shards:
             self._receipts[shard.name] = shard.receipt
 
     def _has_finished(self, shard: Shard) -> bool:
-        """Take a new receipt; return whether the part is there too."""
+        """Set the shard to `finished` if its receipt and its part exist; return whether it is."""
         if shard.state == "lost":
             return False
         receipt = self._results.find_receipt(self._recipe, shard.name)
@@ -172,7 +172,7 @@ class Shards:
         return True
 
     def _unfinished(self, shard: Shard, journals: set[str]) -> Shard:
-        """Return the state of a shard whose part was not found."""
+        """Return the shard, whose part was not listed, with its state."""
         data = self._results.journal(self._recipe, shard.name)
         lock, log = data.with_suffix(".lock"), data.with_suffix(".log")
         state, holder = held_by(lock) if lock.name in journals else ("", Holder())
@@ -182,9 +182,8 @@ class Shards:
         if state == "running":
             return shard._replace(state="running", work=work)
         if self._results.part(self._recipe, shard.name).exists():  # since the parts were listed
-            receipt = self._results.find_receipt(
-                self._recipe, shard.name
-            ) or self._results.find_kept_receipt(self._recipe, shard.name)
+            find, find_kept = self._results.find_receipt, self._results.find_kept_receipt
+            receipt = find(self._recipe, shard.name) or find_kept(self._recipe, shard.name)
             return shard._replace(state="finished" if receipt else "waiting", receipt=receipt)
         if state == "unclear":
             return shard._replace(state="unclear", work=work or Work(holder=holder))
@@ -198,7 +197,7 @@ class Shards:
 
 
 def held_by(lock: Path) -> tuple[Literal["running", "unclear", ""], Holder]:
-    """Return whether a process holds the lock file of a journal (empty: none), and which."""
+    """Return whether a process holds the lock of a journal ("" if not), and its holder."""
     facts, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
     holder = Holder(*(facts.get(key) for key in Holder._fields))
     if is_held:
@@ -224,7 +223,7 @@ def _last_change(path: Path) -> str | None:
 
 
 def listed(path: Path) -> set[str]:
-    """Return the names in the folder `path`; none when there is no such folder yet."""
+    """Return the names in the folder `path`; none if it does not exist."""
     try:
         with os.scandir(path) as entries:
             return {entry.name for entry in entries}
@@ -233,7 +232,7 @@ def listed(path: Path) -> set[str]:
 
 
 def mark_of(path: Path) -> Mark | None:
-    """Return what changes when the file does; None where there is none."""
+    """Return the mark of the file; None if it does not exist."""
     try:
         stat = path.stat()
     except OSError:
@@ -242,7 +241,7 @@ def mark_of(path: Path) -> Mark | None:
 
 
 def has_size(path: Path, num_bytes: int) -> bool:
-    """Return whether the file is there and has that many bytes."""
+    """Return whether the file exists and has that many bytes."""
     try:
         return path.stat().st_size == num_bytes
     except FileNotFoundError:

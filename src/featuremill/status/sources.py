@@ -1,5 +1,5 @@
-"""Problems of the files that a run is made of (inputs, weights, records.parquet, parts), and errors
-in the logs of weights, plan and report."""
+"""Problems of a run's source files (inputs, files of options, weights, records.parquet, parts), and
+errors in the logs of its jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_sources(
     are_records_readable: bool,
     verifies: bool,
 ) -> Iterator[Problem]:
-    """Yield the problems of the files that the run is made of; all are hashed if it `verifies`."""
+    """Yield the problems of the run's source files; hash all of them if it `verifies`."""
     yield from _check_parts(results, plan, shards, verifies)
     yield from _check_taken(results, plan, is_merged, verifies)
     yield from _check_records(results, plan, are_records_readable, verifies)
@@ -58,7 +58,7 @@ def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Pr
 
 
 def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each input, and file of an option, that has changed since the plan."""
+    """Yield a sentence for each input and each file of an option that changed since the plan."""
     problems = (*_check_inputs(results, plan, True, False), *_check_options(results, plan, True))
     return (
         problem.what for problem in problems if problem.code in ("input_changed", "option_changed")
@@ -74,13 +74,13 @@ def _check_inputs(
         if not path.exists():
             yield _gone("input", shown, is_merged)
             continue
-        # A file with an older time may have replaced it, which Snakemake does not see.
+        # Snakemake does not notice a replacement that has an older time.
         is_touched = came_at(path) > results.plan.stat().st_mtime
         if not has_size(path, entry.bytes):
             fix = Fix("plan", seen_by="snakemake" if is_late else "start")
             yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
         elif is_late and entry.bytes >= LARGE and not verifies:
-            # Snakemake plans it again, whatever is in it.
+            # Snakemake reruns plan, whatever the content.
             what = f"{shown} is newer than the plan; --verify checks whether it changed."
             yield Problem("input_newer", what, Fix("plan", seen_by="snakemake"))
         elif verifies or is_touched:
@@ -92,23 +92,23 @@ def _check_inputs(
 
 
 def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
-    """Return the problem of a missing input or file of an option; finished results need none."""
+    """Return the problem of a missing source file; it blocks nothing once results are merged."""
     what = f"{shown} is gone, so it is not known whether it changed."
     fix = Fix(by_hand="Put it back before anything is planned again.")
     return Problem(f"{kind}_missing", what, fix, not is_merged)
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Return whether `path` exists and was written after `than`."""
+    """Return whether `path` exists and has a later modification time than `than`."""
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
 def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
-    """Yield the problem of the weights. Without work left it is no obstacle."""
+    """Yield the problem of the weights; it blocks only a run that still `has_work`."""
     if not plan.weights:
         return
     path = results.placed(plan.weights)
-    model = weights.model_told(plan.settings) or "MODEL"
+    model = weights.model_name_of(plan.settings) or "MODEL"
     verb = weights.command_for(model, plan.workload, plan.weights)
     if not path.exists():
         what, fix = "the weights are gone", Fix(verb=verb)
@@ -184,22 +184,22 @@ def _check_parts(
 def _check_taken(
     results: Results, plan: Plan, is_merged: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield the problems of missing or damaged parts of stores; finished results need none."""
+    """Yield the problems of parts from shared stores; they block nothing if results are merged."""
     gone, bad = list[str](), list[str]()
     for part in plan.taken:
         if (identity := shared.identity_of(Path(part.path))) is None:
             gone.append(part.path)
         elif identity[0] != part.bytes or (verifies and not _is_as_published(results, plan, part)):
             bad.append(part.path)
-    # Merge notes which parts cannot be used; a plan that comes before would take them again.
+    # Merge must come first: it notes the unusable parts, which plan would else take again.
     for code, paths, what, fix in (
         ("part_missing", gone, "is gone", Fix("plan")),
         ("part_damaged", bad, "is not what was published", Fix("merge", seen_by="snakemake")),
     ):
         if paths:
             more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-            said = f"{paths[0]}{more}: a part taken from the store {what}."
-            yield Problem(code, said, fix, not is_merged)
+            sentence = f"{paths[0]}{more}: a part taken from the store {what}."
+            yield Problem(code, sentence, fix, not is_merged)
 
 
 def _is_as_published(results: Results, plan: Plan, part: SharedPart) -> bool:
@@ -219,17 +219,17 @@ def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
 
 
 def problems_before_plan(results: Results, weights: str) -> list[Problem]:
-    """Return the error of the last job before the plan: that of the `weights`, or of plan."""
-    made = run_lock.working_folder(results.root) / weights
-    log = made.with_suffix(".log")
-    of_weights = ended_with("weights_failed", "making the weights", log) if weights else []
-    if of_weights and not made.exists():
-        return of_weights
-    return ended_with("plan_failed", "the last plan", results.logs / "plan.log")
+    """Return the error of the job that made the file `weights`, if it is missing, else plan's."""
+    path = run_lock.working_folder(results.root) / weights
+    if weights and not path.exists():
+        log = path.with_suffix(".log")
+        if failed := error_in_log("weights_failed", "making the weights", log):
+            return failed
+    return error_in_log("plan_failed", "the last plan", results.logs / "plan.log")
 
 
-def ended_with(code: str, what: str, log: Path, is_in_the_way: bool = True) -> list[Problem]:
-    """Return the error of the job that wrote the `log`, if it failed."""
+def error_in_log(code: str, what: str, log: Path, is_in_the_way: bool = True) -> list[Problem]:
+    """Return the problem that the job with this `log` failed, if it did."""
     if not (error := last_error(log)):
         return []
     fix = Fix(by_hand=f"Fix that, and run the same command again. The log: {shown(log)}")

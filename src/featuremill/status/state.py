@@ -1,5 +1,4 @@
-"""The state of a run: the one model behind `status`, `top` and a run's own screen, with its two
-forms for programs."""
+"""The model of a run's state behind `status`, `top` and the screen of `run`, and its JSON."""
 
 from __future__ import annotations
 
@@ -18,30 +17,30 @@ from featuremill.store import run_lock
 from featuremill.store.delivery import Written
 from featuremill.store.failed import Group
 from featuremill.store.plan import Plan
-from featuremill.workload.weights import model_told
+from featuremill.workload.weights import model_name_of
 
 VERSION, VERSION_NOW = 2, 2
-"""Of the JSON of `status`, and of `top`: of a run, and of a config with several runs."""
+"""The versions of the JSON that `status` and `top` print."""
 DONE, NOT_DONE, DONE_WITH_FAILURES = 0, 1, 2
 STATES = ("done", "unfinished", "done_with_failures")
-"""By exit status."""
+"""Names of the exit statuses."""
 COUNTED: tuple[State, ...] = (
     *("finished", "removed", "running", "unclear", "begun", "waiting", "lost"),
 )
 Need = Literal["", "report", "retry", "run"]
-"""Nothing; a report; failed records again; or the run has to continue."""
+"""What the user has to do: nothing, make the report, try failed records again, or continue."""
 Phase = Literal["computing", "planning", "merging", "starting", "between", "unknown", "idle"]
-"""between: the run's Snakemake is there, and no job of ours; unknown: whether it is there cannot be
-seen from here; idle: no process is active."""
+"""between: Snakemake runs, but none of the run's jobs; unknown: whether Snakemake runs cannot be
+seen from this machine; idle: no process is active."""
 
 
 class Activity(NamedTuple):
     """The processes that work on the run as a whole."""
 
     is_running: bool | None = None
-    """Whether its Snakemake runs; None where that cannot be seen from here."""
+    """Whether its Snakemake runs; None if this machine cannot see it."""
     owner: run_lock.Owner | None = None
-    """That Snakemake, or the last one."""
+    """The Snakemake process that runs, or the last one."""
     is_planning: bool = False
     is_merging: bool = False
 
@@ -54,47 +53,49 @@ class Sums(NamedTuple):
     cost: float
 
     def share_of(self, total: Sums) -> float:
-        """Return which share of the `total` cost this is, from 0 to 1."""
+        """Return the cost as a share of the `total` cost, from 0 to 1."""
         return min(1.0, self.cost / total.cost) if total.cost else 1.0
 
 
 @dataclass(kw_only=True)
 class RunState:
-    """A run at one moment: a look finds how far it is, a close look also what is wrong with it."""
+    """A run at one moment. Polling sets its progress, an inspection also its problems."""
 
     folder: Path
-    """Its folder, as the user calls it."""
+    """The run's folder, as the user typed it."""
     time: float = 0.0
-    """In seconds since 1970."""
+    """The moment, in seconds since 1970."""
     activity: Activity = field(default_factory=Activity)
     plan: Plan | None = None
     shards: list[Shard] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
-    """Those that compute or wait."""
+    """The jobs that compute or wait for a device."""
     reasons: list[Group] = field(default_factory=list)
-    """Why distinct records failed, in parts that are finished, as far as these were read."""
+    """Why distinct records failed, in the finished parts that were read."""
     ended: dict[str, str] = field(default_factory=dict)
-    """By shard, the message of a job that failed and was not restarted."""
+    """The message of each job that failed and was not restarted, by shard."""
     time_left: TimeLeft | None = None
     trouble: str = ""
-    """Why this look failed; all else is what the one before found."""
+    """Why the files could not be read now; the other values are those of the poll before."""
 
-    is_close: bool = False
-    """Whether it is a close look, which finds all that follows."""
+    is_inspected: bool = False
+    """Whether this is an inspection, which sets all fields below."""
     is_begun: bool = True
+    """Whether the run has started."""
     verified: bool = False
+    """Whether the files were hashed."""
     delivery: DeliveryState = field(default_factory=DeliveryState)
     failures: list[Group] = field(default_factory=list)
     """Input records without values, by reason."""
     unread_failures: int = 0
-    """Failed rows of parts that were not read."""
+    """Number of failed rows in parts that were not read."""
     problems: list[Problem] = field(default_factory=list)
     needs: Need = ""
     """What the user has to do next."""
     next: list[str] = field(default_factory=list)
-    """What to type."""
+    """The commands to type."""
     forced: list[str] = field(default_factory=list)
-    """Rules that the command has to force then."""
+    """Rules that these commands force."""
 
     def count(self, *states: State) -> int:
         """Return how many shards are in one of `states`."""
@@ -102,17 +103,17 @@ class RunState:
 
     @cached_property
     def total(self) -> Sums:
-        """Of all shards."""
+        """The sums of all shards."""
         return _sums(self.shards)
 
     @cached_property
     def ended_sums(self) -> Sums:
-        """Of the shards with nothing left to compute."""
+        """The sums of the shards with nothing left to compute."""
         return _sums([shard for shard in self.shards if shard.has_ended])
 
     @cached_property
     def done(self) -> Sums:
-        """The same, with the records and the cost that are computed of other shards."""
+        """The ended shards, with all records and cost computed so far, also of other shards."""
         jobs = {job.shard: job for job in self.jobs}
         shards, records, cost = self.ended_sums
         for shard in self.shards:
@@ -124,17 +125,17 @@ class RunState:
 
     @property
     def share(self) -> float:
-        """How much of the work is done, from 0 to 1."""
+        """The share of the work that is done, from 0 to 1."""
         return self.done.share_of(self.total)
 
     @property
     def cost_unit(self) -> str:
-        """What cost is counted in, such as residues."""
+        """The unit of cost, such as residues."""
         return self.plan.cost_unit if self.plan else "cost"
 
     @property
     def speed(self) -> float | None:
-        """The cost a second of late, of all jobs; None while none of them has finished a batch."""
+        """The recent cost per second of all jobs; None before the first finished batch."""
         speeds = [job.speed for job in self.jobs if job.speed is not None and not job.is_silent]
         return sum(speeds) if speeds else None
 
@@ -145,12 +146,12 @@ class RunState:
 
     @property
     def waiting(self) -> list[Job]:
-        """The jobs that wait for one."""
+        """The jobs that wait for a device."""
         return [job for job in self.jobs if not job.is_at_work]
 
     @property
     def num_failed_rows(self) -> int:
-        """How many distinct records failed, in parts and in jobs."""
+        """The number of failed distinct records, in parts and in jobs."""
         ended = (shard.receipt for shard in self.shards if shard.has_ended)
         return sum(receipt.failed for receipt in ended if receipt) + sum(
             job.rows_failed for job in self.jobs
@@ -158,7 +159,7 @@ class RunState:
 
     @property
     def num_failed(self) -> int:
-        """How many input records failed, as far as is known."""
+        """The number of failed input records, as far as it is known."""
         if self.delivery.delivery and self.delivery.is_merged:
             return self.delivery.delivery.counts.failed
         failed = sum(group.number for group in self.failures if group.status == "failed")
@@ -166,18 +167,18 @@ class RunState:
 
     @property
     def is_running(self) -> bool:
-        """Whether its Snakemake runs, as far as that can be seen from here."""
+        """Whether the run's Snakemake runs; False also if that is unknown."""
         return bool(self.activity.is_running)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a process is active."""
+        """Whether a process works on the run."""
         is_busy = self.activity.is_planning or self.activity.is_merging
         return self.is_running or is_busy or self.count("running") > 0
 
     @property
     def phase(self) -> Phase:
-        """What is running."""
+        """What the run's processes do."""
         if self.activity.is_planning or self.activity.is_merging:
             return "planning" if self.activity.is_planning else "merging"
         if any(job.state == "running" for job in self.jobs):
@@ -197,8 +198,7 @@ class RunState:
         return DONE_WITH_FAILURES if self.num_failed else DONE
 
     def as_json(self) -> dict[str, Any]:
-        """Return a close look as one object, as docs/json.md explains it; what is not known is
-        None."""
+        """Return an inspection as the object that docs/json.md describes; None is unknown."""
         plan, activity, delivered = self.plan, self.activity, self.delivery
         total, ended = self.total, self.ended_sums
         return {
@@ -207,7 +207,7 @@ class RunState:
             "run": plan.run if plan else None,
             "recipe": plan.recipe if plan else None,
             "workload": plan.workload if plan else None,
-            "model": (model_told(plan.settings) or None) if plan else None,
+            "model": (model_name_of(plan.settings) or None) if plan else None,
             "state": STATES[self.exit_status],
             "exit_status": self.exit_status,
             "is_at_work": self.is_at_work,
@@ -240,8 +240,8 @@ class RunState:
         }
 
     def now_as_json(self, is_alone: bool = True) -> dict[str, Any]:
-        """Return it as one object, as docs/json.md explains it; where it `is_alone`, a close look
-        adds its status."""
+        """Return the progress as the object that docs/json.md describes. An inspection of a run
+        that `is_alone` adds its status."""
         total, done = self.total, self.done
         moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)
         return {
@@ -267,7 +267,7 @@ class RunState:
                 for group in self.reasons
             ],
             "ended": [{"shard": shard, "message": text} for shard, text in self.ended.items()],
-            "status": self.as_json() if self.is_close and is_alone else None,
+            "status": self.as_json() if self.is_inspected and is_alone else None,
         }
 
 

@@ -1,7 +1,6 @@
-"""top: a run in progress: how far, how fast, the time left, the devices, what failed.
+"""featuremill top: show a run in progress: progress, speed, time left, devices and failures.
 
-Reads files only, so it works from another node of a shared file system, and beside a run without
-disturbing it. What the states of shards are called, and when a run is done, is decided by status.
+It only reads files, so it also works on another node of a shared file system.
 """
 
 from __future__ import annotations
@@ -31,6 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill top`; return 0 done, 1 not done, 2 done with failures."""
-    from featuremill.status import watch  # here: other commands do not pay for it
+    from featuremill.status import watch  # here, so that other commands start fast
 
     return watch.run(arguments)

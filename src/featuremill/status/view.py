@@ -1,4 +1,4 @@
-"""The answer for people: calm, and within 80 columns but for commands."""
+"""The page that `status` prints, at most 80 columns wide except for commands."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WIDTH = 80
 LABEL = 11
 LABEL_OF_STEP = 13
 MOST_LISTED = 20
-"""Shards of a kind that are listed one by one."""
+"""Largest number of shards that are listed one by one, per state."""
 MOST_SAMPLES = 5
-"""Samples with failed records that are listed one by one."""
+"""Largest number of samples with failed records that are listed."""
 MOST_GPUS = 16
-"""Whose work is listed."""
+"""Largest number of GPUs whose work is listed."""
 MERGED = {
     "no": "not merged yet",
     "yes": "complete, and of this plan",
@@ -47,7 +47,7 @@ _wrapped = functools.partial(wrapped, width=WIDTH)
 
 
 def lines(project: ProjectState) -> Iterator[str]:
-    """Yield the lines of the page, of a close look."""
+    """Yield the lines of the page from an inspection."""
     run = project.alone
     sentence = summary(run) if run else project_summary(project)
     yield from _wrapped(f"{run.folder if run else project.runs.path}: {sentence}")
@@ -81,8 +81,8 @@ def lines(project: ProjectState) -> Iterator[str]:
 
 
 def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
-    """Return each run and each result of a step: its name, and its state."""
-    runs, made = [], []
+    """Return the name and the state of each run and each result of a step."""
+    runs, steps = [], []
     for name, state in project.states.items():
         left = time_left(state)
         line = f"{state.folder}: {summary(state).rstrip('.')}{left and f'; {left}'}"
@@ -98,13 +98,13 @@ def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
             text = f"{Path(step.missing()[0]).name} is gone"
         if stands == "older" and (changes := step.differences().changes):
             text = f"{text or STEPS[stands]} ({in_words(changes)})"
-        made.append((step.label, f"{step.shown}: {text or STEPS[stands]}"))
+        steps.append((step.label, f"{step.shown}: {text or STEPS[stands]}"))
     first = project.runs.num_before
-    return [*made[:first], *runs, *made[first:]]
+    return [*steps[:first], *runs, *steps[first:]]
 
 
 def _rows_of_run(state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield a label and the state of the input, of the result of each command, and more."""
+    """Yield a label and a text for the input and the result of each command."""
     if not (plan := state.plan):
         return
     counts, delivered = plan.counts, state.delivery
@@ -147,7 +147,7 @@ def _parts(state: RunState) -> str:
 
 
 def _by_gpu(state: RunState) -> str:
-    """Return how many shards each GPU has finished, and its share of that work; "" for none."""
+    """Return the number of shards that each GPU has finished, and its share of their cost."""
     receipts = [shard.receipt for shard in state.shards if shard.receipt]
     names: dict[str, str] = {}
     shards: Counter[str] = Counter()
@@ -184,13 +184,13 @@ def _jobs(state: RunState) -> Iterator[str]:
     yield from _listed("Interrupted", begun, _begun)
 
 
-def _listed(heading: str, shards: list[Shard], say: Callable[[Shard, Work], str]) -> Iterator[str]:
+def _listed(heading: str, shards: list[Shard], text: Callable[[Shard, Work], str]) -> Iterator[str]:
     if not shards:
         return
     yield heading
     for shard in shards[:MOST_LISTED]:
         assert shard.work
-        yield from _wrapped(f"shard {shard.name[:8]}: {say(shard, shard.work)}", "  ", "    ")
+        yield from _wrapped(f"shard {shard.name[:8]}: {text(shard, shard.work)}", "  ", "    ")
     if len(shards) > MOST_LISTED:
         yield f"  and {len(shards) - MOST_LISTED:,} more"
     yield ""
@@ -258,7 +258,7 @@ def _problems(
 
 
 def _moment(text: str) -> str:
-    """Return an ISO 8601 time as a clock here shows it, and how long ago that is."""
+    """Return an ISO 8601 time as local time, with its age."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Looks at a run until no process works on it; shows each look, and then what status shows."""
+"""Polls a run until no process works on it; shows each poll, and at the end the status."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from featuremill.status.state import NOT_DONE
 from featuremill.store import run_lock
 
 AWAIT_SECONDS = 0.5
-"""Between two looks whether a run has started."""
+"""Seconds between two checks whether a run has started."""
 STILL_SECONDS = 10.0
-"""A run that is computed by hand, shard by shard, has no process for moments like this."""
+"""Time without a process after which a run has ended; a run by hand has shorter pauses."""
 UNKNOWN_SECONDS = 30.0
-"""Between two looks whether a run is done whose Snakemake cannot be seen from here."""
+"""Seconds between two checks whether a run is done, if its Snakemake cannot be seen."""
 SCREEN_SECONDS, LINE_SECONDS = 1.0, 10.0
-"""Between two looks."""
+"""Seconds between two polls, for the screen and for lines."""
 MOST_EVERY_SECONDS = 86_400.0
 GROWTH_SECONDS = 2.5
-"""After this long a telemetry file has grown, if its job lives."""
+"""Time in which the telemetry file of a living job grows."""
 log = logging.getLogger("featuremill.top")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look and show as the arguments say; return the exit status."""
+    """Carry out `featuremill top`; return the exit status."""
     run_folder: Path = arguments.run_folder
     runs = named(run_folder)
     if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
@@ -59,32 +59,30 @@ def run(arguments: argparse.Namespace) -> int:
         refusing_what_cannot_be_read(run_folder),
         _output_for(arguments) as output,
     ):
-        last = _one_look(reader) if arguments.once else _watch(reader, output, page)
+        last = _poll_once(reader) if arguments.once else _watch(reader, output, page)
         if page:
-            page.look(last, is_last=True)
+            page.show(last, is_last=True)
         output.end(last)
-    return last.exit_status if last.is_close else NOT_DONE
+    return last.exit_status if last.is_inspected else NOT_DONE
 
 
 def _await_run(runs: Runs) -> None:
-    """Wait for a run that has not started, where Snakemake would put one: in a folder results/."""
+    """Wait until a run starts, if its folder is in a folder results/, where Snakemake runs are."""
     roots = [run_lock.whole_path(folder) for folder in runs.folders]
     if not all(run_lock.is_in_results(r) and run_lock.working_folder(r).is_dir() for r in roots):
         return
-    is_said = False
-    while not any(is_run(root) for root in roots):
-        if not is_said:
-            log.info("waiting for a run in %s (Ctrl-C ends this)", runs.path)
-            is_said = True
+    if not any(map(is_run, roots)):
+        log.info("waiting for a run in %s (Ctrl-C ends this)", runs.path)
+    while not any(map(is_run, roots)):
         time.sleep(AWAIT_SECONDS)
 
 
-def _one_look(reader: ProjectReader) -> ProjectState:
-    """Return the state of the runs; look twice where only time shows whether a job lives."""
-    now = reader.look()
+def _poll_once(reader: ProjectReader) -> ProjectState:
+    """Return the state of the runs; poll twice if only growing telemetry shows that a job lives."""
+    now = reader.poll()
     if any(job.state == "unclear" for run in now.states.values() for job in run.jobs):
         time.sleep(GROWTH_SECONDS)
-        now = reader.look()
+        now = reader.poll()
     return _known(reader, now)
 
 
@@ -93,47 +91,47 @@ def _watch(
 ) -> ProjectState:
     """Show the runs until no process works on them; return their state then."""
     was_running = False
-    still_since: float | None = 0.0  # at the first look, it has been still for long
+    still_since: float | None = 0.0  # an idle run ends the first poll at once
     known_at = 0.0
-    for now in _looks(reader, output.every_seconds):
+    for now in _polls(reader, output.every_seconds):
         moment = time.monotonic()
         was_running |= now.is_running
         if now.phase == "idle":
             still_since = moment if still_since is None else still_since
             if was_running or moment - still_since >= STILL_SECONDS:
-                return reader.look_closely()
+                return reader.inspect()
         else:
             still_since = None
         if now.phase == "unknown" and moment - known_at >= UNKNOWN_SECONDS:
             known_at = moment
-            if (known := _known(reader, now)).is_close:
+            if (known := _known(reader, now)).is_inspected:
                 return known
-        output.look(now)
+        output.show(now)
         if page:
-            page.look(now)
+            page.show(now)
         if not streams.is_read():  # it ends as SIGPIPE would end it
             raise SystemExit(128 + signal.SIGPIPE)
-    raise AssertionError("looks do not end by themselves")
+    raise AssertionError("polling does not end by itself")
 
 
 def _known(reader: ProjectReader, now: ProjectState) -> ProjectState:
-    """Return the runs with their status, if no process works on them, or if all is done."""
+    """Return an inspection, if no process works on the runs or all is done; else `now`."""
     if now.phase not in ("idle", "unknown"):
         return now
-    closely = reader.look_closely()
-    return closely if now.phase == "idle" or closely.exit_status != NOT_DONE else now
+    state = reader.inspect()
+    return state if now.phase == "idle" or state.exit_status != NOT_DONE else now
 
 
-def _looks(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
-    """Yield the state of the runs every so many `seconds`. After the first look, an error of the
-    file system counts as passing."""
-    now = reader.look()
+def _polls(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
+    """Yield the state of the runs every so many `seconds`. After the first poll, an error of the
+    file system does not end the loop, but is set as `trouble`."""
+    now = reader.poll()
     while True:
         started = time.monotonic()
         yield now
         time.sleep(max(0.0, seconds - (time.monotonic() - started)))
         try:
-            now = reader.look()
+            now = reader.poll()
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             trouble = f"{where}{error.strerror or error}; this is how it was before"
@@ -146,7 +144,7 @@ def _looks(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
 
 @contextlib.contextmanager
 def _output_for(arguments: argparse.Namespace) -> Iterator[_Screen | _Lines | _Json]:
-    """Yield what the arguments ask for, here."""
+    """Yield the output that the arguments select: screen, lines or JSON."""
     every: float | None = arguments.every
     if arguments.json:
         yield _Json(every or LINE_SECONDS, arguments.once)
@@ -158,7 +156,7 @@ def _output_for(arguments: argparse.Namespace) -> Iterator[_Screen | _Lines | _J
 
 
 class _Screen:
-    """The whole terminal, given back as it was, with how it ended below."""
+    """The full-screen view of a terminal, which is restored at the end, with a last line below."""
 
     def __init__(self, every_seconds: float) -> None:
         self.every_seconds = every_seconds
@@ -176,8 +174,8 @@ class _Screen:
             for line in lines.totals_lines(self._last):
                 self._console.print(line, markup=False)
 
-    def look(self, now: ProjectState) -> None:
-        """Draw the screen anew."""
+    def show(self, now: ProjectState) -> None:
+        """Draw the screen again."""
         self._last = now
         picture = Group(
             screen.whole_screen(now, self._console.width), "", Text(screen.HINT, screen.QUIET)
@@ -185,22 +183,22 @@ class _Screen:
         self._live.update(picture, refresh=True)
 
     def end(self, now: ProjectState) -> None:
-        """Leave the status on the screen."""
+        """Restore the terminal and print the status."""
         self._last = None
         self._live.stop()
         _print_end(now)
 
 
 class _Lines:
-    """Dated lines, and at the end the status."""
+    """Lines with the time of day, and at the end the status."""
 
     def __init__(self, every_seconds: float, is_quiet: bool) -> None:
         self.every_seconds = every_seconds
         self._is_quiet = is_quiet
         self._written: set[str] = set()
 
-    def look(self, now: ProjectState) -> None:
-        """Write how far the run is, and what failed since the last line."""
+    def show(self, now: ProjectState) -> None:
+        """Write the progress of the runs, and what failed since the last line."""
         if trouble := next(iter(now.states.values())).trouble:
             self._write(now, plain(trouble))
         elif not self._is_quiet:
@@ -214,9 +212,9 @@ class _Lines:
                     self._write(now, line)
 
     def end(self, now: ProjectState) -> None:
-        """Write the status; with --quiet, only what failed since."""
+        """Write the status; with --quiet, only the new failures."""
         if self._is_quiet:
-            self.look(now)
+            self.show(now)
         else:
             _print_end(now)
 
@@ -226,8 +224,8 @@ class _Lines:
 
 
 def _print_end(now: ProjectState) -> None:
-    """Print the status of a run at rest, or else the screen once."""
-    if now.is_close:
+    """Print the status after an inspection, else the screen once."""
+    if now.is_inspected:
         sys.stdout.write("".join(f"{line}\n" for line in view.lines(now)))
         return
     console = Console(highlight=False)
@@ -242,15 +240,15 @@ def _print_end(now: ProjectState) -> None:
 
 
 class _Json:
-    """One object a look, each on a line; for one look only, over many lines."""
+    """One JSON object per poll, each on a line; for a single poll, indented."""
 
-    def __init__(self, every_seconds: float, is_one: bool) -> None:
+    def __init__(self, every_seconds: float, is_single: bool) -> None:
         self.every_seconds = every_seconds
-        self._indent = 2 if is_one else None
+        self._indent = 2 if is_single else None
 
-    def look(self, now: ProjectState) -> None:
+    def show(self, now: ProjectState) -> None:
         text = json.dumps(now.now_as_json(), indent=self._indent, ensure_ascii=False)
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
-    end = look
+    end = show

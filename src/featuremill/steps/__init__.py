@@ -1,1 +1,1 @@
-"""The steps that come along; each is found as those of other packages are, and may be removed."""
+"""The built-in steps; like those of other packages, each is an entry point that can be removed."""

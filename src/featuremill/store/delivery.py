@@ -56,7 +56,7 @@ class Accounts(Record):
         return not (self.failed or self.refused or self.pending)
 
     @property
-    def told(self) -> str:
+    def in_words(self) -> str:
         """How many records have features, and the state of the others, in words."""
         have = "has" if self.ok == 1 else "have"
         whole = f"{self.ok:,} of {counted(self.input, 'record')} {have} features"

@@ -86,9 +86,12 @@ class Format(NamedTuple):
 
 @functools.cache
 def names() -> list[str]:
-    """Return the names of all outputs: tables first, those of other packages last."""
-    ours = sorted(entry_points.own(GROUP), key=lambda name: not name.startswith("parquet"))
-    return [*ours, *entry_points.others(GROUP)]
+    """Return the names of all outputs: tables first, then those for any workload, those of a
+    workload, and those of other packages."""
+    own = entry_points.own(GROUP)
+    for_any = [name for name, point in own.items() if point.module.startswith(f"{GROUP}.")]
+    for_any.sort(key=lambda name: not name.startswith("parquet"))
+    return [*dict.fromkeys([*for_any, *own, *entry_points.others(GROUP)])]
 
 
 def _meant(word: str) -> str:
@@ -143,7 +146,7 @@ def _who(name: str) -> str:
 
 
 @contextlib.contextmanager
-def told(name: str, what: str) -> Iterator[None]:
+def errors_of(name: str, what: str) -> Iterator[None]:
     """Attribute what the output called `name` raises in `what` to its package, if that is another
     one."""
     try:

@@ -18,8 +18,8 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def told(lock: int) -> Iterator[None]:
-    """During the block, have the held lock file with the descriptor `lock` name this process."""
+def recorded(lock: int) -> Iterator[None]:
+    """During the block, the held lock file with the descriptor `lock` names this process."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)

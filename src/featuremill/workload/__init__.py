@@ -48,12 +48,12 @@ DEFAULT = "esm2"
 
 
 def refuse_without_packages(options: type[WorkloadOptions]) -> None:
-    """Raise UserError if a package that computing needs is not installed; imports none of them."""
+    """Raise UserError if one of the options' PACKAGES is not installed; imports none of them."""
     refuse_lacking(options.PACKAGES)
 
 
 def refuse_lacking(packages: Mapping[str, str]) -> None:
-    """Raise UserError for the first module that is not installed, with what to install for it."""
+    """Raise UserError for the first module that is not installed, with its pip requirement."""
     for module, requirement in packages.items():
         if find_spec(module) is None:
             raise UserError(

@@ -13,17 +13,18 @@ Matrix = np.ndarray[tuple[int, int], Any]
 
 
 def vectors(rows: Matrix) -> pa.FixedSizeListArray:
+    """Return an array of vectors, the `rows` of a matrix."""
     return pa.FixedSizeListArray.from_arrays(numbers(rows.reshape(-1)), rows.shape[1])
 
 
 def lists_of_vectors(rows: Matrix, lengths: Sequence[int]) -> pa.ListArray:
-    """Return a list of vectors for each length: that many rows, in order."""
+    """Return an array of lists of vectors: for each of `lengths`, a list of that many rows."""
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     return pa.ListArray.from_arrays(numbers(bounds), vectors(rows))
 
 
 def numbers(array: npt.NDArray[Any]) -> pa.Array:
-    """Return a one-dimensional array as Arrow's; `pa.array` would import pandas."""
+    """Return a one-dimensional array as an Arrow array; `pa.array` would import pandas."""
     array = np.ascontiguousarray(array)
     kind = pa.from_numpy_dtype(array.dtype)
     return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])

@@ -1,4 +1,4 @@
-"""Which records are computed together, and smaller batches after memory ran out."""
+"""Make batches of records within a cost, and smaller batches after an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 GROW_AFTER = 32
-"""A lowered limit is doubled after this many batches without trouble. So one record that needs far
-more memory than its cost does not leave a whole shard with tiny batches. If memory is still short,
-the failed attempt costs a small part of the time of these batches."""
+"""Successful batches after which a lowered limit is doubled. So a record that needs far more memory
+than its cost does not leave a whole shard with tiny batches. If memory is still short, the failed
+attempt costs little beside the time of these batches."""
 
 
 def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
     """Return batches of row numbers, filled by best fit, each within `budget` where possible.
 
     A batch starts with the record of the highest remaining cost and continues with the highest that
-    still fits: records of similar cost, and a few small ones at the end. This is first-fit
-    decreasing, one batch at a time. Equal costs keep the order of rows, so a shard and a budget
-    always give the same batches. A record above the budget is a batch of its own. Time: a sort, and
-    a step for each cost in a batch.
+    still fits (first-fit decreasing, one batch at a time): records of similar cost, and a few small
+    ones at the end. Equal costs keep the order of rows, so a shard and a budget always give the
+    same batches. A record above the budget is a batch alone. Time: a sort, and a step for each cost
+    in a batch.
     """
     rows_of: dict[int, list[int]] = {}
     for row in range(len(costs) - 1, -1, -1):
-        rows_of.setdefault(costs[row], []).append(row)  # the last of each list is the next one
+        rows_of.setdefault(costs[row], []).append(row)  # the last row is taken first
     prices = sorted(rows_of)
-    # For each cost: itself while it has rows, else a lower one, a step towards the next that has
-    # rows.
+    # For each cost: its own index while it has rows, else the index of a lower cost.
     cheaper = list(range(len(prices)))
     batches: list[list[int]] = []
     while (index := _with_rows(cheaper, len(prices) - 1)) >= 0:
@@ -68,7 +67,7 @@ class Batch(NamedTuple):
 
 
 class Queue:
-    """The remaining batches in order, cut to the memory that was found to be free."""
+    """The remaining batches in order; after out-of-memory errors, they are split."""
 
     def __init__(
         self, costs: Sequence[int], budget: int, unit: str, warn: Callable[[str], object]
@@ -79,7 +78,7 @@ class Queue:
         self._budget = self._limit = budget
         self._unit = unit
         self._warn = warn
-        self._num_well = 0
+        self._num_succeeded = 0
         self._has_warned = False
         self._waiting: deque[tuple[list[int], bool]] = deque()
 
@@ -94,8 +93,8 @@ class Queue:
         first, *others = self._within_limit(rows)
         if left := [row for piece in others for row in piece]:
             # A small remainder joins the next batch; otherwise each cut would leave a tiny one.
-            is_crumb = self.cost(left) < self._limit and not is_alone
-            if is_crumb and self._waiting and not self._waiting[0][1]:
+            is_small = self.cost(left) < self._limit and not is_alone
+            if is_small and self._waiting and not self._waiting[0][1]:
                 left += self._waiting.popleft()[0]
             self._put_in_front([left], is_alone)
         cost = self.cost(first)
@@ -108,20 +107,19 @@ class Queue:
         self._put_in_front([batch.rows], batch.is_alone)
 
     def split(self, batch: Batch, is_out_of_memory: bool) -> bool:
-        """Put a failed batch back in pieces that run alone; return False if there is no other way
-        to try it.
+        """Put a failed batch back in pieces that run alone; return False if it cannot be split.
 
         If memory ran out, the pieces have half the budget, and later batches too. After any other
         failure, each record runs by itself.
         """
-        self._num_well = 0
+        self._num_succeeded = 0
         has_slack = is_out_of_memory and batch.budget > batch.cost  # it may have been padded
-        is_last_try = len(batch.rows) == 1 and batch.is_alone and not has_slack
+        is_last_attempt = len(batch.rows) == 1 and batch.is_alone and not has_slack
         if is_out_of_memory:
             self.num_oom += 1
             if len(batch.rows) > 1 or has_slack:
                 self._lower(batch)
-        if is_last_try:
+        if is_last_attempt:
             return False
         pieces = [batch.rows] if is_out_of_memory else [[row] for row in batch.rows]
         self._put_in_front(pieces, True)
@@ -129,13 +127,14 @@ class Queue:
 
     def ran(self) -> None:
         """Count a batch that succeeded."""
-        self._num_well += 1
-        if self._num_well >= GROW_AFTER:
-            self._num_well = 0
+        self._num_succeeded += 1
+        if self._num_succeeded >= GROW_AFTER:
+            self._num_succeeded = 0
             self._limit = min(self._budget, 2 * self._limit)
 
     @property
     def cost_left(self) -> int:
+        """The cost of all waiting batches."""
         return sum(self.cost(rows) for rows, _ in self._waiting)
 
     def cost(self, rows: Iterable[int]) -> int:

@@ -1,4 +1,4 @@
-"""Errors of one batch, and the rows of a part from a workload's values."""
+"""Compute one batch, turn its errors into reasons, and build the rows of a part from its values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
 def values_of(
     workload: Workload, model: Any, payloads: Sequence[bytes], batch_cost: int
 ) -> pa.RecordBatch:
-    """Return a workload's values for one batch of payloads."""
+    """Compute a batch of payloads; return the values."""
     batch = workload.prepare(model, payloads, batch_cost)
     return workload.collect(model, workload.run(model, batch))
 
@@ -49,9 +49,8 @@ def free_on_gpu() -> str:
     return f"{human_bytes(free)} of {human_bytes(total)} are free"
 
 
-def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:
-    """Queue a failed batch again in smaller pieces; return False if it cannot be tried in another
-    way."""
+def queue_again(queue: Queue, batch: Batch, error: Exception) -> bool:
+    """Queue a failed batch again in smaller pieces; return False if it cannot be split."""
     is_short = faults.is_out_of_memory(error)
     if is_short:
         error.__traceback__ = None  # its frames hold the batch's tensors
@@ -60,13 +59,13 @@ def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason why a record failed that was computed alone."""
+    """Return the reason for the failure of a record that was computed alone."""
     if isinstance(error, RecordFailed):
         return error.kind.reason(faults.one_line(error))
     text = f"{type(error).__name__}: {faults.one_line(error)}"
     if not faults.is_out_of_memory(error):
         return reasons.ERROR.reason(text)
-    # Messages about memory may have other causes; then much memory is free.
+    # Free memory shows whether an error about memory has another cause.
     free = f"; {free}" if (free := free_on_gpu()) else ""
     return reasons.OUT_OF_MEMORY.reason(text + free)
 
@@ -86,21 +85,21 @@ def split_reasons(values: pa.RecordBatch) -> tuple[pa.RecordBatch, list[str | No
 
 
 def rows_of_part(
-    sha256: Sequence[bytes], values: pa.RecordBatch, reasons_given: Sequence[str | None]
+    sha256: Sequence[bytes], values: pa.RecordBatch, given_reasons: Sequence[str | None]
 ) -> pa.RecordBatch:
-    """Return `values` after the core's columns.
+    """Return the core's columns followed by `values`.
 
-    A row fails if it has a reason in `reasons_given`, or a value that is missing or not arrays.
+    A row fails if it has a reason in `given_reasons`, or a value that is missing or not finite.
     """
     num_rows = len(sha256)
-    why = reasons_of(values, reasons_given)
+    why = reasons_of(values, given_reasons)
     bad = np.array([reason is not None for reason in why], bool)
     if bad.any():
         values = values.take(pa.array(np.arange(num_rows), mask=bad))
     digests = pa.py_buffer(b"".join(sha256))
     columns = [
         pa.Array.from_buffers(pa.binary(32), num_rows, [None, digests]),
-        # Arrow's own constructors import pandas, which takes a third of a second.
+        # Arrow's constructors import pandas, which takes a third of a second.
         _repeated(b"ok", num_rows),
         pa.nulls(num_rows, pa.string()),
     ]
@@ -110,9 +109,9 @@ def rows_of_part(
     return pa.record_batch([*columns, *values.columns], schema=part_schema(values.schema))
 
 
-def reasons_of(values: pa.RecordBatch, reasons_given: Sequence[str | None]) -> list[str | None]:
-    """Return the reason why each row failed, as given or by its values; None for a good row."""
-    why = list(reasons_given)
+def reasons_of(values: pa.RecordBatch, given_reasons: Sequence[str | None]) -> list[str | None]:
+    """Return the reason for each failed row, given or from its values; None for other rows."""
+    why = list(given_reasons)
     for row in np.flatnonzero(arrays.not_finite(values)).tolist():
         if why[row] is None:
             is_missing = arrays.is_missing(values.slice(row, 1))

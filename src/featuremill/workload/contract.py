@@ -1,6 +1,6 @@
-"""What a workload is, and what the core hands to it: `featuremill.workload` has all of it.
+"""The types of the contract of a workload: `Workload`, `WorkloadOptions`, `Record`, `Weights`.
 
-It names no workload, and does not find one.
+Import them from `featuremill.workload`. This module does not find workloads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights that a workload loads, converted or as they are."""
+    """The weights that a workload loads, converted or unconverted."""
 
     name: str
     path: Path
@@ -63,15 +63,15 @@ class WorkloadOptions(Described):
         return {"pooled"}
 
     def check_files(self) -> None:
-        """Raise UserError where a file that an option names cannot be used. This runs before the
-        first job, perhaps without PACKAGES."""
+        """Raise UserError if a file that an option names cannot be used. This runs before the first
+        job, perhaps without PACKAGES."""
 
     def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
         if is_idle and getattr(self, name) != type(self).model_fields[name].default:
             raise ValueError(f"{name} has no effect with {because}; leave it out")
 
 
-class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to say of a record)
+class RecordFailed(Exception):  # noqa: N818  (a result of a record, not an error)
     """A record cannot be computed: it becomes a failed row, and the others get their values.
 
     `prepare`, `run` and `collect` may raise it, also for a batch of many. The records of that batch
@@ -83,7 +83,7 @@ class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to
         REASONS; `text` is about the record.
 
         Raises:
-            ValueError: there is no such code. The record then fails with the code "error".
+            ValueError: if there is no such code. The record then fails with the code "error".
         """
         super().__init__(kind, text)
         self.kind = reasons.named(kind)
@@ -93,10 +93,11 @@ class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to
 
 
 class Workload(Protocol):
-    """What the core calls. Importing a workload must be cheap: import heavy packages in `load`."""
+    """The required attributes. Importing a workload must be cheap: import heavy packages in
+    `load`."""
 
     COST_UNIT: str
-    """What `cost` counts, in the plural: tokens, residues."""
+    """The unit of `cost`, in the plural: tokens, residues."""
     VERSION: str
     """Raise it whenever the same input and options give other values."""
     Options: type[Any]
@@ -130,7 +131,7 @@ class Workload(Protocol):
         """
 
     def prepare(self, model: Any, payloads: Sequence[bytes], batch_cost: int) -> Any:
-        """Return the host side of one batch. Called ahead of `run`, on a thread of its own.
+        """Return the inputs of a batch on the host. Called before `run`, on a thread of its own.
 
         `batch_cost` is at least the cost of the payloads. Padding to it keeps shapes, and so the
         kernels, the same in all batches. It shrinks when memory runs out.
@@ -143,8 +144,8 @@ class Workload(Protocol):
         """Wait for a result of `run`; return one row for each payload, in order, with the columns
         of `schema`.
 
-        An extra last column `reason` may hold why a row has no values (None for the others). These
-        rows fail and are not computed again.
+        An extra last column `reason` may contain the reason for a row without values (None for the
+        others). Such rows fail and are not computed again.
 
         Called in the order of the batches, on a thread of its own, while the next batch is
         computed.

@@ -1,6 +1,6 @@
-"""Figures of pages: the form of a figure, and charts as plain data.
+"""The types of a page's figures and charts.
 
-Charts carry data and geometry only. The page sets colours and fonts (assets/charts.js), for light
+Charts contain data and geometry only. The page sets colours and fonts (assets/charts.js), for light
 and dark screens. A range such as `["--first"]` names colours of its style sheet.
 """
 
@@ -58,7 +58,7 @@ def drawn(
 
 
 def specification(chart: Any) -> dict[str, Any]:
-    """Return the chart as plain data, without what the page decides."""
+    """Return the Vega-Lite specification of a chart, without the settings that the page makes."""
     plain: dict[str, Any] = chart.to_dict(validate=False)
     plain.pop("config", None)
     plain.pop("$schema", None)

@@ -1,7 +1,7 @@
-"""Models that `model:` may name besides the known ones: a path, or a name on Hugging Face.
+"""Find models by path or by name in the cache of Hugging Face, download them, read their folders.
 
-A name is looked up in the download cache of Hugging Face's own programs; nothing is downloaded
-here. This module handles the layout of a model's folder, not its architecture.
+`place_of` looks names up in the cache only. This module handles the layout of a model's folder, not
+its architecture.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from featuremill.base.text import one_line
 from featuremill.store.files import sha256_of, sync
 
 ATTEMPTS = 4
-"""Connections in a row that may bring nothing new."""
+"""Consecutive connections without new bytes before a download fails."""
 STALL_SECONDS = 60.0
-"""A connection without a byte for so long is given up."""
+"""Time without a byte after which a connection ends."""
 PAUSE_SECONDS = 1.0
-"""Between one connection and the next; each is twice as long."""
+"""Pause before the next connection; it doubles with each failure."""
 BLOCK = 2**20
 BUSY = (429, 500, 502, 503, 504)
-"""Statuses of a server that may answer later."""
+"""HTTP statuses after which the request is repeated."""
 log = logging.getLogger("featuremill.weights")
 
 
 def download(url: str, path: Path, sha256: str = "") -> None:
-    """Download `url` to `path`, which then has this `sha256`, if it is known.
+    """Download `url` to `path`; check its `sha256`, if that is known.
 
-    What an earlier call left in `<path>.partial` is continued, if the server still has the same
-    file (by its ETag). Of several processes one downloads, and the others wait.
+    A download in `<path>.partial` continues, if the server still has the same file (by its ETag).
+    Of several processes one downloads, and the others wait.
 
     Raises:
-        OSError: there is no such file, the server or the network failed, or the bytes differ.
+        OSError: if there is no such file, the server or the network failed, or the digest differs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -64,12 +64,12 @@ def download(url: str, path: Path, sha256: str = "") -> None:
 
 
 def _tag(partial: Path) -> Path:
-    """Return the file with the ETag of what is in `partial`."""
+    """Return the path of the file with the ETag of `partial`."""
     return partial.with_name(f"{partial.name}.etag")
 
 
 def _complete(url: str, partial: Path) -> None:
-    """Bring all of `url` into `partial`, over several connections if needed."""
+    """Download `url` into `partial` completely, with several connections if needed."""
     shown, failures = Progress(log, "downloading", "MB"), 0
     while True:
         before = _size(partial)
@@ -92,15 +92,15 @@ def _complete(url: str, partial: Path) -> None:
 
 
 def _receive(url: str, partial: Path, shown: Progress) -> int | None:
-    """Append to `partial` what a connection brings; return the size of the whole file, if the
-    server names it."""
+    """Append the bytes of one connection to `partial`; return the size of the whole file, if the
+    server sends it."""
     start, tag = _size(partial), _tag(partial)
     headers = {"User-Agent": "featuremill", "Accept-Encoding": "identity"}
     etag = tag.read_text("utf-8") if tag.exists() else ""
     if start and etag and not etag.startswith("W/"):  # a weak one does not mean equal bytes
         headers |= {"Range": f"bytes={start}-", "If-Range": etag}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310  (an address of ours)
-    opener = urllib.request.build_opener()  # with the proxies of now
+    opener = urllib.request.build_opener()  # reads the proxies of the environment
     with opener.open(request, timeout=STALL_SECONDS) as answer:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
         if answer.status == http.client.PARTIAL_CONTENT and span and int(span[1]) == start:
@@ -129,10 +129,9 @@ INDEX = ".index.json"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 """A name on Hugging Face: owner/model."""
 ADAPTER = "adapter_config.json"
-"""The file that peft writes beside an adapter (LoRA), whose folder lacks the model's own
-weights."""
+"""The config that peft writes for an adapter (LoRA), in a folder without the model's weights."""
 POINTER = b"version https://git-lfs"
-"""How a file begins that git wrote in place of a large one."""
+"""The first bytes of a git-lfs pointer, which git writes in place of a large file."""
 NO_WEIGHTS = (
     "it is a git-lfs pointer, and the weights themselves were not fetched (type git lfs pull in "
     "its folder, or download it with hf download)"
@@ -144,7 +143,7 @@ FILES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 
 
 def is_name(model: str) -> bool:
-    """Return whether `model` has the form of a name on Hugging Face. A path may have it, too."""
+    """Return whether `model` has the form of a name on Hugging Face, which a path may have, too."""
     return NAME.fullmatch(model) is not None and not model.endswith(FILES)
 
 
@@ -163,11 +162,11 @@ def cached(name: str) -> Path | None:
 
 
 def download_model(address: str, folder: Path) -> None:
-    """Download the model at `address` (…/owner/model/resolve/main) into `folder`: config.json last,
-    so that a folder that has it is whole.
+    """Download the model at `address` (…/owner/model/resolve/main) into `folder`. config.json is
+    last, so a folder with it is complete.
 
     Raises:
-        OSError: it is not there, or the server or the network failed.
+        OSError: if the model does not exist, or the server or the network failed.
     """
     whole, index = SAFETENSORS
     try:
@@ -196,7 +195,7 @@ def place_of(model: str) -> Path:
 
 
 def how_to_get(model: str) -> str:
-    """Return how to download `model`, if it is a name that is not on this machine; else ""."""
+    """Return advice how to download `model`, if it has the form of a name; else ""."""
     if not is_name(model):
         return ""
     name = model.rpartition("/")[2]
@@ -207,11 +206,10 @@ def how_to_get(model: str) -> str:
 
 
 def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
-    """Return the JSON object in `path`, a file of a Hugging Face folder. `whose` is for the message
-    if it is missing.
+    """Return the JSON object in `path`, a file of a Hugging Face folder; `whose` is for messages.
 
     Raises:
-        UserError: there is none.
+        UserError: if the file is missing or is not a JSON object.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -230,13 +228,13 @@ def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
 
 
 def is_pointer(path: Path) -> bool:
-    """Return whether git-lfs has yet to replace the file `path` by what it stands for."""
+    """Return whether the file `path` is a git-lfs pointer, not the weights."""
     with path.open("rb") as file:
         return file.read(len(POINTER)) == POINTER
 
 
 def wrapped(names: Sequence[str]) -> str:
-    """Return why tensors with these names are those of a wrapped network; "" where they are not."""
+    """Return the problem that tensors with these names are of a wrapped network; "" if not."""
     first, *others = names or [""]
     for prefix, wrapper in WRAPPERS.items():
         if first.startswith(prefix) and all(name.startswith(prefix) for name in others):
@@ -248,7 +246,7 @@ def wrapped(names: Sequence[str]) -> str:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise UserError if `folder` has an adapter and no network."""
+    """Raise UserError if `folder` has an adapter (LoRA) instead of a network."""
     if (folder / ADAPTER).is_file():
         raise UserError(
             f"{folder}: this is an adapter (LoRA) of a network, without its weights; merge it into "
@@ -257,10 +255,10 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def _parts_of(index: Path) -> list[str]:
-    """Return the names of the files that an index of weights names.
+    """Return the file names in an index of weights.
 
     Raises:
-        UserError: it names none.
+        UserError: if there are none.
     """
     parts = json_of(index).get("weight_map")
     if not isinstance(parts, dict) or not parts:
@@ -272,7 +270,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """Return the checkpoint's files in `folder`: safetensors, else pickles.
 
     Raises:
-        UserError: there is none, or its index names what is not there.
+        UserError: if there is none, or a file of its index is missing.
     """
     for name in (*SAFETENSORS, *PICKLES):
         path = folder / name

@@ -1,4 +1,4 @@
-"""Values of payloads in this process: the batches of a run, without its journal and files."""
+"""Compute payloads in this process: in batches as in a run, without journal and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featuremill.workload import RecordFailed, Workload, compute, plugin_errors
 from featuremill.workload.batches import Queue, make_batches
 
 Refuse = Callable[[int, str], object]
-"""Called with the place of a payload that cannot be computed, and the reason; may raise."""
+"""A function of the index of a payload that cannot be computed, and the reason; it may raise."""
 
 
 def values_in_batches(
@@ -28,12 +28,12 @@ def values_in_batches(
     is_finite_only: bool = True,
     name: str = "",
 ) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
-    """Yield values until all `payloads` are computed or refused, with the places in `payloads` of
-    each row. Equal payloads are computed once.
+    """Yield values until all `payloads` are computed or refused: for each row the indices of its
+    payloads, and the values. Equal payloads are computed once.
 
     The batches are those of a run with one shard. If memory runs out they get smaller, and `warn`
     is called once. Rows with a value that is not finite are refused, unless `is_finite_only` is
-    False. Errors of the workload carry its `name`.
+    False. `name` is the workload's, for its errors.
     """
     indices: dict[bytes, list[int]] = {}
     for index, payload in enumerate(payloads):
@@ -55,7 +55,7 @@ def values_in_batches(
             if not (isinstance(error, RecordFailed) or faults.is_out_of_memory(error)):
                 with plugin_errors.attributed_to(name, "prepare, run or collect"):
                     raise
-            if not compute.make_room(queue, batch, error):
+            if not compute.queue_again(queue, batch, error):
                 refuse_all(batch.rows[0], compute.reason_of(error))
             continue
         queue.ran()

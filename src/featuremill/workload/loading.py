@@ -1,4 +1,4 @@
-"""The steps of a workload's `load`: for messages about a crash or a hang, and for its clock."""
+"""Steps of a workload's `load`: names for messages about a crash or hang, and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 STEP_SECONDS = 600.0
 """Seconds that a step of a load may take. Even compiling a kernel takes less."""
 BESIDE = "beside: "
-"""The prefix of the name of a part that ran on a thread beside the others."""
+"""The prefix of the name of a part that ran on a thread."""
 Watcher = Callable[[str, float], object]
 _watchers: list[Watcher] = []
 _seconds: dict[str, float] = {}
@@ -34,13 +34,13 @@ def at(step: str, seconds: float = STEP_SECONDS) -> None:
 
 
 def watched_by(watcher: Watcher) -> None:
-    """Call `watcher` with each step that `at` announces in this process."""
+    """Register `watcher` to be called with each step that `at` announces in this process."""
     _watchers.append(watcher)
 
 
 @contextlib.contextmanager
 def part(name: str) -> Iterator[None]:
-    """Count the seconds of the block for the part `name`; blocks of one name are added up."""
+    """Add the seconds of the block to the part `name`."""
     began = time.monotonic()
     try:
         yield
@@ -49,9 +49,9 @@ def part(name: str) -> Iterator[None]:
 
 
 def beside(name: str, work: Callable[[], object]) -> None:
-    """Start `work` on a thread, to do it while `load` does something else.
+    """Start `work` on a thread, while `load` continues.
 
-    It only makes a load faster: what fails there fails again where it is needed.
+    An exception of `work` is ignored: it only prepares what `load` does again where it is needed.
     """
 
     def run() -> None:
@@ -63,7 +63,7 @@ def beside(name: str, work: Callable[[], object]) -> None:
 
 
 def wait_for(name: str) -> None:
-    """Wait until what was started as `name` has ended; return at once if nothing was."""
+    """Wait for the end of the work that `beside` started as `name`, if any."""
     if thread := _beside.get(name):
         thread.join()
 

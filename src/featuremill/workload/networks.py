@@ -1,4 +1,4 @@
-"""Options that workloads over networks of layers share, and how they are resolved."""
+"""The options that workloads with layered networks share, and functions that resolve them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REMEDIES: Mapping[Wish, str] = {
 }
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
-"""Fills whole waves of the matrix products: 16,896 tokens on an H200."""
+"""Tokens of a batch per multiprocessor, for whole waves of matrix products: 16,896 on an H200."""
 USUAL_MULTIPROCESSORS = 132
-"""Used before the driver was asked, for example when a plan is announced."""
+"""Number of multiprocessors where the device is not known yet, for example for plan's messages."""
 
 
 class NetworkOptions(WorkloadOptions):
-    """Which vectors of which network are computed, and how."""
+    """Options for the vectors of a network, and how they are computed."""
 
     EXECUTION = frozenset({"batch_tokens"})
 
@@ -51,7 +51,7 @@ class NetworkOptions(WorkloadOptions):
 
 
 class LayerOptions(WorkloadOptions):
-    """Where the layers of a network of `nn.Module` are computed (`spread.over`)."""
+    """The option for layers of an `nn.Module` on GPUs and the CPU (`spread.over`)."""
 
     EXECUTION = frozenset({"gpu_layers"})
 
@@ -60,7 +60,7 @@ class LayerOptions(WorkloadOptions):
     slowly. If not given, all. For models that fit no GPU here. No effect without a GPU."""
 
     def share_of_layers(self, kind: str, num_layers: int) -> float:
-        """Return the share of the layers that devices of this kind compute."""
+        """Return the share of the layers on devices of this kind."""
         if kind == "cpu" or self.gpu_layers is None:
             return 1.0
         return min(1.0, self.gpu_layers / num_layers)
@@ -72,7 +72,7 @@ class ResidueOptions(NetworkOptions):
     POOLS: ClassVar[tuple[str, ...]]
     """The pools of the workload, in the order of their columns."""
     WHOLE_POOLS: ClassVar[frozenset[str]]
-    """The pools over a whole sequence, special tokens included."""
+    """Pools over a whole sequence, including special tokens."""
 
     per_residue: bool = False
     output_dtype: Literal["float16", "float32"] = "float16"
@@ -115,11 +115,11 @@ Options = TypeVar("Options", bound=ResidueOptions)
 
 
 def layers_from_0(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Return `layers` sorted and without repeats, as numbers from 0 (the embedding): -1 becomes the
-    last.
+    """Return `layers` sorted, without repeats and with numbers from 0 (the embedding); -1 is the
+    last layer.
 
     Raises:
-        UserError: there is no such layer.
+        UserError: if there is no such layer.
     """
     for layer in layers:
         if not -num_layers - 1 <= layer <= num_layers:
@@ -131,10 +131,10 @@ def layers_from_0(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
 
 
 def dtype_on(device: Device, dtype: str) -> str:
-    """Return the number type that `dtype` means on `device`: bf16, fp16 or fp32.
+    """Return the dtype for `device`, with "auto" resolved: bf16, fp16 or fp32.
 
     Raises:
-        UserError: the device has no bf16.
+        UserError: if `dtype` is bf16 and the device does not support it.
     """
     if dtype == "bf16" and not device.has_bf16:
         raise UserError(
@@ -148,7 +148,7 @@ def dtype_on(device: Device, dtype: str) -> str:
 
 
 def batch_cost(options: NetworkOptions, device: Device) -> int:
-    """Return the tokens that one batch may hold."""
+    """Return the largest number of tokens of a batch."""
     if options.batch_tokens:
         return options.batch_tokens
     if device.kind == "cpu":
@@ -157,16 +157,16 @@ def batch_cost(options: NetworkOptions, device: Device) -> int:
 
 
 def audited(options: Options, precision: str) -> Options:
-    """Return the options for the vectors of all tokens, unrounded, computed in `precision`."""
+    """Return the options for float32 vectors of all tokens, computed in `precision`."""
     more = {"dtype": precision, "per_residue": True, "output_dtype": "float32"}
     return options.model_validate(options.model_dump() | more)
 
 
-def forbid_short_cuts() -> None:
-    """Keep cuBLAS at the requested precision in this process.
+def set_matmul_precision() -> None:
+    """Disable TF32 and reductions in 16 bits for matrix products in this process.
 
-    NVIDIA's containers turn TF32 on for fp32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). By default,
-    partial sums of one product may be added in 16 bits.
+    NVIDIA's containers enable TF32 for fp32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). By default, cuBLAS
+    may reduce partial sums in 16 bits.
     """
     import torch
 

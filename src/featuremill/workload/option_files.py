@@ -1,6 +1,6 @@
 """Options that name a file or a folder. The recipe has the digest of the content, not the path.
 
-So an edit computes every record again. Moving, renaming or touching a file computes nothing.
+An edit therefore computes every record again; moving, renaming or touching a file does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from featuremill.workload.contract import WorkloadOptions
 
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class PathOption(NamedTuple):
@@ -53,7 +53,8 @@ def kinds_of(options: type[WorkloadOptions]) -> dict[str, PathOption]:
 
 
 def execution_of(options: type[WorkloadOptions]) -> frozenset[str]:
-    """Return the options that do not change the values, paths among them."""
+    """Return the names of options that do not change the values; options with paths are among
+    them."""
     return options.EXECUTION | kinds_of(options).keys()
 
 
@@ -69,26 +70,23 @@ def digests(options: WorkloadOptions) -> dict[str, str]:
     folder that of `digest_of_folder`.
 
     Raises:
-        UserError: a path is missing, of the other kind, or cannot be read.
+        UserError: if a path is missing, of the other kind, or cannot be read.
     """
-    return {name: _looked_at(options, name, digest_at) for name in paths_of(options)}
+    return {name: _checked(options, name, digest_at) for name in paths_of(options)}
 
 
 def refuse_missing(options: WorkloadOptions, name: str) -> None:
-    """Refuse the option `name` where `digests` would, without reading the whole content.
-
-    Raises:
-        UserError: as `digests` does.
-    """
+    """Raise UserError if `digests` would for the option `name`; files are opened, not read."""
 
     def open_each(path: Path) -> None:
         for file in (path / inside for inside in files_below(path)) if path.is_dir() else [path]:
             file.open("rb").close()
 
-    _looked_at(options, name, open_each)
+    _checked(options, name, open_each)
 
 
-def _looked_at(options: WorkloadOptions, name: str, look: Callable[[Path], Found]) -> Found:
+def _checked(options: WorkloadOptions, name: str, read: Callable[[Path], Result]) -> Result:
+    """Return `read` of the path of an option; UserError if the path cannot be used."""
     is_folder = kinds_of(type(options))[name].is_folder
     path = Path(paths_of(options)[name])
     expected, actual = ("folder", "file") if is_folder else ("file", "folder")
@@ -101,18 +99,14 @@ def _looked_at(options: WorkloadOptions, name: str, look: Callable[[Path], Found
             raise _refusal(name, path, "this is no regular file, so it cannot be read twice")
         if is_folder and not files_below(path):
             raise _refusal(name, path, "there is no file in this folder")
-        return look(path)
+        return read(path)
     except OSError as error:
         problem = f"it cannot be read ({error.strerror})"
         raise _refusal(name, error.filename or path, problem) from None
 
 
 def refuse_others(options: WorkloadOptions, planned: Mapping[str, str], plan: Path) -> None:
-    """Refuse to compute with other contents than the planned ones.
-
-    Raises:
-        UserError: a digest differs from the `planned` one.
-    """
+    """Raise UserError if a digest differs from the `planned` digest of an option."""
     paths = paths_of(options)
     for name, sha256 in digests(options).items():
         if sha256 != planned.get(name):

@@ -29,7 +29,7 @@ class OptionalAttributes:
     """The unit of a record's length, in the plural: residues, tokens, samples, characters."""
     NEEDS_GPU: bool = True
     """False: the workload computes on the host, whatever `device` is, and its shards take no
-    lease: one that counts letters, as examples/plugin does, or that asks a server."""
+    lease. Examples are a workload that counts letters (examples/plugin), or that uses a server."""
     TAKES_FILES: bool = False
     """True: `records` opens its paths itself, in any format; the core does not read the files or
     check their suffixes."""
@@ -40,11 +40,10 @@ class OptionalAttributes:
     """The conda environment for its jobs under `--sdm conda`, with featuremill and the workload's
     package."""
     SHARD_COST: int | None = None
-    """The cost of a shard of some five minutes, for `shards.cost: auto` where no speed is known."""
+    """The cost of a shard of about five minutes, for `shards.cost: auto` if no speed is known."""
     VERSIONS_OF: Sequence[str] = ()
-    """Distributions that values depend on besides featuremill, NumPy, Arrow and, where it is in the
-    options' PACKAGES, torch. Receipts have their versions, and merge warns where a run mixes
-    them."""
+    """Distributions that values depend on besides featuremill, NumPy, Arrow and, if it is in the
+    options' PACKAGES, torch. Receipts have their versions; merge warns if a run mixes them."""
     SPEED_OPTIONS: Sequence[str] | None = None
     """Options that change the time of a unit of cost; None: any option may. Speeds come from
     earlier runs with equal values of these."""
@@ -53,21 +52,21 @@ class OptionalAttributes:
     REMEDIES: Mapping[Wish, str] = MappingProxyType({})
     """Options that messages advise to change, by purpose: {"smaller batches": "batch_tokens"}."""
     ATTRIBUTES: Sequence[str] = ()
-    """Options that become attributes of result files under their own names, where readers look for
-    them. All options are also there as JSON."""
+    """Options that are also attributes of result files under their own names. All options are there
+    as JSON."""
     BYTES_ARE_LENGTHS: bool = False
     """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload, unless
     an option names a file. The report then has the energy of a million of them."""
     OUTPUTS: Sequence[str] = ()
-    """Outputs that a config of `featuremill init` names besides the usual ones."""
+    """Outputs that `featuremill init` adds to the default outputs of a config."""
     OBJECTS: str = ""
-    """What objects of a Python program `write_object` takes for `featuremill.compute`, in words,
+    """A description of the Python objects that `write_object` accepts for `featuremill.compute`,
     such as "an AnnData for cells"."""
 
     @staticmethod
     def write_object(inputs: Any, stem: Path) -> Path | None:  # noqa: ARG004
-        """Write what is in memory to a file that `records` reads, `stem` with a suffix, and return
-        that; None for what is of another kind."""
+        """Write an object in memory to a file that `records` reads, and return its path, which is
+        `stem` with a suffix; None if the object is not supported."""
         return None
 
     @staticmethod
@@ -96,15 +95,15 @@ class OptionalAttributes:
         declared: str,  # noqa: ARG004
         layer: int | None,  # noqa: ARG004
     ) -> Iterator[tuple[Any, pa.Table, int]] | None:
-        """Return what `source` has of vectors that others computed, for `featuremill store import`;
-        None for a workload that takes none.
+        """Read vectors that others computed from `source`, for `featuremill store import`; return
+        None if the workload does not support it.
 
-        For the proteins in `fasta`: the options with which a run takes the vectors (`declared`
-        names their author); a table of each payload's sha256 and its values; and the number of
-        proteins without a vector so far. Empty if no protein has a vector.
+        For the proteins in `fasta`, yield the options of a run that uses the vectors (`declared`
+        names their author); a table with the sha256 of payloads and their values; and the number of
+        proteins without a vector so far. Yield nothing if no protein has a vector.
 
         Raises:
-            UserError: `source` has no vectors, or they are not of one kind.
+            UserError: if `source` has no vectors, or vectors of several kinds.
         """
         return None
 
@@ -122,13 +121,16 @@ class Checkpoint(NamedTuple):
     location: str
     """Its path or URL."""
     path: Path
-    """The file or folder; for a published model, the place of the download."""
-    others: tuple[Path, ...] = ()  # more of them, where several networks are one model
+    """The file or folder; for a published model, the path of the download."""
+    others: tuple[Path, ...] = ()
+    """Further files, if a model has several networks."""
 
 
 class Converted(NamedTuple):
+    """The result of a conversion."""
+
     name: str
-    """Part of the recipe, so it must not depend on a path or on a name that a user chose."""
+    """A name for the recipe; it must not depend on a path or on a name that a user chose."""
     sha256: str
     metadata: dict[str, str]
     """As in `Weights`."""
@@ -152,18 +154,18 @@ class Checkpoints(Protocol):
         """Return the `<name>` of `weights/<name>.json` for `model`; opens no file.
 
         Raises:
-            UserError: there is no such model.
+            UserError: if there is no such model.
         """
 
     def refuse_missing(self, model: str) -> None:
         """Raise UserError if `model` is the path of a checkpoint that does not exist."""
 
     def locate(self, model: str) -> Checkpoint:
-        """Return the place of the checkpoint of `model`, also before its download."""
+        """Return the checkpoint of `model`, even before its download."""
 
     def convert(self, checkpoint: Checkpoint, path: Path) -> Converted:
-        """Write the weights to `path`, always the same bytes; download a published checkpoint first
-        if needed."""
+        """Write the weights to `path`, with reproducible bytes; download a published checkpoint
+        first if needed."""
 
 
 @runtime_checkable
@@ -181,8 +183,8 @@ class EstimatesMemory(Protocol):
     """
 
     def weights_ahead(self, options: Any) -> Weights:
-        """Return the name and metadata of the model before its weights are here, with an empty path
-        and digest; raise UserError if they are unknown."""
+        """Return the name and metadata of a model that may not be downloaded yet, with an empty
+        path and digest; raise UserError if they are unknown."""
 
     def weights_mb(self, weights: Weights) -> float:
         """Return the size of the weights in MiB, from their metadata alone."""
@@ -197,14 +199,14 @@ class EstimatesMemory(Protocol):
 
 @runtime_checkable
 class AskedByModel(Protocol):
-    """Options of which more than the model has to be given, and doctor is asked about a model."""
+    """Required options besides the model, so that doctor needs defaults for them."""
 
     def options_of_model(self, model: str) -> Any:
-        """Return options for what memory `model` takes, with what is usual besides."""
+        """Return options with `model` and defaults, to estimate the memory of the model."""
 
 
 class UnitWork(NamedTuple):
-    """The work of a unit of cost. Speeds are assumed from it where nothing was measured."""
+    """The work of a unit of cost, from which speeds are estimated until one is measured."""
 
     operations: float
     """Floating-point operations."""
@@ -216,22 +218,21 @@ class UnitWork(NamedTuple):
     core_gflops: Mapping[str, float]
     """The speed of a CPU core in bf16, fp16 and fp32, in 10⁹ operations a second."""
     cpu_seconds: float
-    """CPU seconds of a unit besides its operations, for any number of threads."""
+    """CPU seconds of a unit beyond its operations, for any number of threads."""
     shares: Mapping[str, float] = MappingProxyType({})
-    """By precision, the share that was reached on `card` of the speed that `operations` and
+    """By precision, the measured speed on `card` as a share of the speed that `operations` and
     `bytes_moved` allow by its data sheet."""
     card: str = ""
-    """Its name in NVML."""
+    """The name of that GPU in NVML."""
 
 
 @runtime_checkable
 class EstimatesWork(Protocol):
-    """The amount of work, from which plan and estimate assume a speed until one is measured. Needs
-    a number type to compute in (`HasPrecisions`)."""
+    """The amount of work, from which plan and estimate assume a speed until one is measured. It
+    needs an option for the dtype (`HasPrecisions`)."""
 
     def unit_work(self, weights: Weights, mean_cost: float) -> UnitWork | None:
-        """Return the work of a unit in records of `mean_cost`; None if the weights' metadata lack
-        it."""
+        """Return the work of a unit of cost in records of `mean_cost`; None if it is unknown."""
 
 
 @runtime_checkable
@@ -245,10 +246,10 @@ class Cautions(Protocol):
 
 @runtime_checkable
 class HasPrecisions(Protocol):
-    """A choice of number types to compute in. plan and estimate print the chosen one."""
+    """An option for the dtype of computation, which plan and estimate print."""
 
     PRECISION: str
-    """The option with the number type: bf16, fp16, fp32, or auto until it is resolved."""
+    """The name of the option: bf16, fp16, fp32, or auto until it is resolved."""
 
 
 @runtime_checkable
@@ -270,11 +271,11 @@ class ReportsWays(Protocol):
 
 @runtime_checkable
 class StartsAhead(Protocol):
-    """What `load` needs besides torch, and can be had while torch is imported."""
+    """Preparations for `load` that can run while torch is imported."""
 
     def start_ahead(self, devices: Sequence[Device]) -> None:
-        """Start it with `featuremill.workload.loading.beside`, and return at once. Imports no
-        torch."""
+        """Start them with `featuremill.workload.loading.beside`, and return at once, without
+        importing torch."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The contract of an output: a module with its `FORMAT` and a `Writer`, which gets finished rows.
+"""The contract of an output: a module with a `FORMAT` and a `Writer` of finished rows.
 
 A package registers it as an entry point in the group `featuremill.outputs`. A `Writer` is opened on
 a `Target`. It also writes `target.provenance`, unless the format has a sidecar.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """What a writer gets when it opens."""
+    """The arguments of a writer: the file to write and what it contains."""
 
     path: Path
     values: pa.Schema
@@ -34,7 +34,7 @@ class Target(NamedTuple):
     samples: Mapping[str, Sequence[str]] = MappingProxyType({})
     """The columns of a sheet of samples: the samples' names, and each other column's values."""
     id_columns: IdColumns = ID_ALONE
-    """How ids look in a table."""
+    """The columns of ids in a table."""
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -55,10 +55,10 @@ class Target(NamedTuple):
 
 
 class Writer(Protocol):
-    """One open result file, which gets blocks of finished rows in input order.
+    """One open result file, to which blocks of finished rows are written in input order.
 
-    Its class may have a class method `check(values)`, which raises UserError if the schema lacks
-    what it writes. plan calls it before anything is computed, and `open_writer` before it opens.
+    Its class may have a class method `check(values)`, which raises UserError if the schema has no
+    column that it could write. plan calls it before anything is computed, and `open_writer` too.
     """
 
     def write(self, block: pa.Table) -> None:
@@ -81,7 +81,7 @@ def open_writer(name: str, target: Target) -> Writer:
     """Return the writer of the output called `name`, opened on `target`.
 
     Raises:
-        UserError: when the values hold nothing that this format could store.
+        UserError: if this format could store none of the values.
     """
     kind = module_of(name).Writer
     if check := getattr(kind, "check", None):
@@ -91,8 +91,8 @@ def open_writer(name: str, target: Target) -> Writer:
 
 
 def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
-    """Yield the rows of each sample in a block, in order, and whose they are: {"sample": "a"}, {}
-    for the empty one."""
+    """Yield the rows of each sample in a block, in order, with the sample: {"sample": "a"}, or {}
+    without one."""
     import pyarrow.compute as pc
 
     runs = pc.run_end_encode(owners(block))
@@ -104,14 +104,14 @@ def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
 
 
 def owners(rows: pa.Table) -> pa.Array:
-    """Return whose each row is: its sample."""
+    """Return the sample of each row."""
     import pyarrow.compute as pc
 
     return pc.binary_join_element_wise(*(rows[key].combine_chunks() for key in KEYS), "/")
 
 
 def own_ids(block: pa.Table) -> pa.ChunkedArray:
-    """Return the ids of a block as its samples have them."""
+    """Return the ids of a block without the prefixes of samples."""
     import pyarrow.compute as pc
 
     ids = block[ID]
@@ -122,7 +122,7 @@ def own_ids(block: pa.Table) -> pa.ChunkedArray:
 
 
 def need(columns: list[str], output: str, what: str) -> list[str]:
-    """Return `columns`, or refuse an output that would be empty."""
+    """Return `columns`; raise UserError if there are none, as the output would be empty."""
     if not columns:
         raise UserError(
             f"outputs: {output} needs {what}, which these results do not have; drop it."

@@ -1,4 +1,4 @@
-"""Weights that are not converted: a file or a folder.
+"""Weights that are used without conversion: a file or a folder. Describe them, refuse pickles.
 
 Code in a folder is never imported. Pickles, which run code when they are loaded, are refused unless
 the workload has READS_PICKLES.
@@ -37,12 +37,12 @@ SIZES = {
     pickletools.TAKEN_FROM_ARGUMENT4U: 4,
     pickletools.TAKEN_FROM_ARGUMENT8U: 8,
 }
-"""Bytes in which an argument of variable length has its length."""
+"""Bytes of the length field of an argument of variable length."""
 OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
 MOST_LAYERS = 8
-"""Archives and compressions around a pickle that are opened."""
+"""Nested archives and compressions that are opened to find a pickle."""
 ENOUGH_OPCODES = 100_000
-"""No other file has so many bytes in a row that read as a pickle."""
+"""Valid opcodes in a row after which a file counts as a pickle."""
 BLOCK_BYTES = 2**20
 UNPACKERS: dict[bytes, Any] = {
     b"\x1f\x8b": gzip.open,
@@ -50,7 +50,7 @@ UNPACKERS: dict[bytes, Any] = {
     b"\xfd7zXZ\0": lzma.open,
     b"]\0\0": lzma.open,
 }
-"""How to read what begins so. joblib compresses in these ways, and by zlib."""
+"""Functions that decompress a file, by its first bytes. joblib uses these and zlib."""
 
 
 def name_of(path: str) -> str:
@@ -78,12 +78,11 @@ def refuse_missing(path: str) -> None:
 
 
 def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
-    """Return the content of weights/<name>.json for the file or folder at `path`, after hashing all
-    of it.
+    """Hash the file or folder at `path`; return the content of weights/<name>.json.
 
     Raises:
-        UserError: it is missing, cannot be read, or has a pickle that the workload does not read
-            safely.
+        UserError: if it is missing, cannot be read, or has a pickle and the workload does not read
+            pickles safely.
     """
     refuse_missing(path)
     at = place_of(path).absolute()
@@ -129,8 +128,8 @@ def _refuse_pickle(file: Path) -> None:
 
 
 def _pickle_in(stream: IO[bytes], name: str, layer: int = 0) -> str | None:
-    """Return a description of the pickle in `stream`, by name or content: "" for a plain one, None
-    for none. `layer` counts the archives around it."""
+    """Return a description of the pickle in `stream`, found by name or content: "" for a plain
+    pickle, None if there is none. `layer` is the number of archives around it."""
     if any(suffix in PICKLES for suffix in map(str.lower, Path(name).suffixes)):
         return ""
     if layer == MOST_LAYERS:
@@ -166,7 +165,8 @@ def _pickle_in_zip(stream: IO[bytes], layer: int) -> str | None:
 
 
 def _pickle_in_tar(stream: IO[bytes], layer: int) -> str | None:
-    """Return a description of a pickle in a tar, as of PyTorch before 0.1.10; None for none."""
+    """Return a description of a pickle in a tar, as by PyTorch before 0.1.10; None if there is
+    none."""
     with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None
@@ -191,9 +191,9 @@ def _is_of_objects(stream: IO[bytes]) -> bool:
 
 
 def _is_pickle(stream: IO[bytes]) -> bool:
-    """Return whether the opcodes of `stream` run code or end as a pickle does; nothing is built.
+    """Return whether `stream` is a pickle, from its opcodes; no object is built.
 
-    Protocols 0 and 1 have no mark at the beginning, so each opcode's effect on the stack counts.
+    Protocols 0 and 1 have no magic bytes, so the effect of each opcode on the stack is checked.
     """
     if PICKLE_START.match(stream.read(2)):
         return True
@@ -222,7 +222,7 @@ def _is_pickle(stream: IO[bytes]) -> bool:
 
 
 def _is_skipped(stream: IO[bytes], opcode: pickletools.OpcodeInfo) -> bool:
-    """Skip the argument of `opcode`; return whether all of it is there, as far as that is read."""
+    """Skip the argument of `opcode`; return whether it is complete, as far as it is read."""
     if opcode.arg is None:
         return True
     size = opcode.arg.n
@@ -235,7 +235,7 @@ def _is_skipped(stream: IO[bytes], opcode: pickletools.OpcodeInfo) -> bool:
     if size >= 0:
         return len(stream.read(size)) == size
     length = int.from_bytes(stream.read(SIZES[size]), "little")
-    if length > 2**40:  # file systems refuse such a place
+    if length > 2**40:  # file systems refuse to seek so far
         return False
-    stream.seek(length, io.SEEK_CUR)  # behind the end, nothing is read any more
+    stream.seek(length, io.SEEK_CUR)  # after the end, the next read is empty
     return True

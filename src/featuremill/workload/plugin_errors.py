@@ -1,8 +1,8 @@
-"""Errors of a workload from another package, with its name and its package.
+"""Call workloads of other packages; turn their errors into messages with the workload's name.
 
-The user cannot fix such an error, and it is no bug of featuremill: each message names the call, the
-fault and the package that has to fix it. The workload's own messages (UserError, WorkloadError) and
-errors of the operating system pass unchanged.
+The user cannot fix such an error, and it is not a bug of featuremill. Each message names the call,
+the fault and the package. The workload's own messages (UserError, WorkloadError) and errors of the
+operating system are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ GROUP = "featuremill.workloads"
 """The entry points by which packages register their workloads."""
 OWN_SENTENCE = (UserError, WorkloadError, DeviceError, IntegrityError, OSError)
 MOST_SHOWN = 200
-"""Letters of an error's text in a message."""
+"""Largest number of characters of an error's text in a message."""
 REASON = "reason"
-"""The column beside the values in which `collect` gives the reason of a row without values."""
+"""The column of `collect` with the reason for each row without values."""
 DUE = {
     "id": (str,),
     "description": (str,),
@@ -99,7 +99,7 @@ def loaded(point: EntryPoint, required: Collection[str]) -> Any:
     """Return the workload that is registered at `point`, with all attributes of the contract.
 
     Raises:
-        UserError: it cannot be imported, or lacks one of them.
+        UserError: if it cannot be imported, or lacks one of them.
     """
     name = point.name
     try:
@@ -127,11 +127,11 @@ def loaded(point: EntryPoint, required: Collection[str]) -> Any:
 def records_of(
     name: str, workload: Workload, inputs: Sequence[Path], options: Any
 ) -> Iterator[Record]:
-    """Stream the records of `inputs` as the workload called `name` reads them. Records of
-    featuremill's own workloads are not checked.
+    """Yield the records of `inputs` by the workload called `name`. Records of featuremill's own
+    workloads are not checked.
 
     Raises:
-        WorkloadError: a record has wrong fields, or reading raised.
+        WorkloadError: if a record has wrong fields, or `records` raised.
     """
     if is_external(name):
         return _checked(name, workload, inputs, options)
@@ -147,7 +147,7 @@ def _checked(
     try:
         for record in workload.records(inputs, options):
             number += 1
-            # One cheap check for each of millions of records; the details only if it fails.
+            # A fast check for millions of records; details only if it fails.
             if type(record) is Record:
                 id, description, payload, source, line, reason, note, length = record
                 if (
@@ -192,7 +192,7 @@ def costs_of(
     """Return the cost of each of `payloads`, by the workload called `name`.
 
     Raises:
-        WorkloadError: a cost is no whole number of at least 1, or `cost` raised.
+        WorkloadError: if a cost is not a whole number of at least 1, or `cost` raised.
     """
     with attributed_to(name, "cost"):
         costs = [workload.cost(payload, options) for payload in payloads]
@@ -213,7 +213,7 @@ def schema_of(
     """Return the columns of values of the workload called `name`.
 
     Raises:
-        WorkloadError: it is no schema, or a column has one of the `reserved` names.
+        WorkloadError: if it is not a valid schema, or a column has one of the `reserved` names.
     """
     import pyarrow as pa
 
@@ -242,7 +242,7 @@ def resolved(name: str, workload: Workload, options: Any, device: Any, weights: 
     """Return `options` after `resolve` of the workload called `name`.
 
     Raises:
-        WorkloadError: the result is of another class than the options.
+        WorkloadError: if the result is of another class than the options.
     """
     with attributed_to(name, "resolve"):
         settled = workload.resolve(options, device, weights)
@@ -255,7 +255,7 @@ def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> i
     """Return the highest cost of a batch of the workload called `name` on a device.
 
     Raises:
-        WorkloadError: it is no whole number of at least 1.
+        WorkloadError: if it is not a whole number of at least 1.
     """
     with attributed_to(name, "batch_cost"):
         cost: Any = workload.batch_cost(options, device)
@@ -267,8 +267,8 @@ def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> i
 
 
 def refuse_answer(name: str, values: Any, num_rows: int, schema: pa.Schema | None = None) -> None:
-    """Raise WorkloadError if the result of `collect` for a batch of `num_rows` is no table, has
-    another number of rows, or other columns than the `schema` (if given)."""
+    """Raise WorkloadError if the result of `collect` for a batch of `num_rows` is not a
+    RecordBatch, or has another number of rows or other columns than the `schema` (if given)."""
     import pyarrow as pa
 
     if not isinstance(values, pa.RecordBatch):

@@ -1,7 +1,7 @@
-"""The recipe: the digest of everything that determines a run's values, versions included.
+"""The recipe: the digest of everything that determines a run's values, including versions.
 
-A plan holds the settings of its recipe. A job needs the versions of the plan: it continues
-journals, and a part computed by two versions would count as computed by the first.
+A plan has the settings of its recipe. A job needs the same versions as the plan, because it
+continues journals: a part computed by two versions would be recorded as that of the first.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ options. Each workload has a VERSION of its own."""
 def settings_of(
     name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
 ) -> Settings:
-    """Return everything that determines the values, as `settled` does."""
+    """Return the settings of the recipe, as `settled` does."""
     return settled(name, workload, options, device, weights)[1]
 
 
 def settled(
     name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
 ) -> tuple[Any, Settings]:
-    """Return the options with every "auto" settled, and with them everything that determines the
-    values; its digest is the recipe.
+    """Return the options with every "auto" resolved, and the settings of the recipe: everything
+    that determines the values.
 
     Raises:
-        UserError: `device` does not support the options.
+        UserError: if `device` does not support the options.
     """
     resolved = plugin_errors.resolved(name, workload, options, device, weights)
     settings = settings_of_resolved(name, workload, resolved, weights)
-    as_asked = {key: getattr(options, key) for key in execution_of(type(options))}
-    return resolved.model_copy(update=as_asked), settings
+    unresolved = {key: getattr(options, key) for key in execution_of(type(options))}
+    return resolved.model_copy(update=unresolved), settings
 
 
 def settings_of_resolved(
     name: str, workload: Workload, resolved: Any, weights: Weights | None
 ) -> Settings:
-    """Return everything that determines the values, by options without an "auto"."""
+    """Return the settings of the recipe for `resolved` options."""
     settings = Settings(
         workload=name,
         version=workload.VERSION,
@@ -78,8 +78,8 @@ def settings_of_resolved(
 def ahead_of(
     name: str, options: WorkloadOptions | Mapping[str, Any], device_choice: str
 ) -> tuple[pa.Schema, dict[str, Any]] | None:
-    """Return the schema of the results and the settings of the recipe, for features by the workload
-    `name` with these `options`; None where they cannot be derived before weights are there."""
+    """Return the schema of the results and the settings of the recipe for the workload `name` with
+    these `options`; None if they cannot be derived before the weights are downloaded."""
     workload = find_workload(name)
     if isinstance(options, Mapping):
         options = workload.Options.model_validate(options)
@@ -103,14 +103,14 @@ def ahead_of(
 
 
 def recipe_of(settings: Settings) -> str:
-    """Return the digest of everything that determines the values."""
+    """Return the recipe: the digest of its settings."""
     content = settings.as_json()
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return digest_of([canonical.encode()])
 
 
-def precision_told(settings: Settings) -> str:
-    """Return the number type in a recipe's settings; "" if there is none."""
+def precision_name_of(settings: Settings) -> str:
+    """Return the dtype in the settings of a recipe; "" if there is none."""
     try:
         workload = find_workload(settings.workload)
     except UserError:
@@ -121,13 +121,13 @@ def precision_told(settings: Settings) -> str:
 
 
 def versions(workload: Workload) -> dict[str, Any]:
-    """Return the versions of values that are computed here, as receipts have them."""
+    """Return the versions that a receipt of this installation has."""
     return {"workload_version": workload.VERSION, "engine_version": ENGINE_VERSION}
 
 
 def other_versions_here(settings: Settings) -> str:
-    """Return in words how the installed versions differ from those of a plan's `settings`; "" if
-    they agree, or if the workload is not installed (others report that)."""
+    """Describe how the installed versions differ from those in a plan's `settings`; "" if they do
+    not, or if the workload is not installed, which is reported elsewhere."""
     try:
         workload = find_workload(settings.workload)
     except UserError:
@@ -136,11 +136,7 @@ def other_versions_here(settings: Settings) -> str:
 
 
 def refuse_other_versions(folder: Results, settings: Settings, workload: Workload) -> None:
-    """Refuse to compute a plan with these `settings` by other versions than its own.
-
-    Raises:
-        UserError: the versions differ.
-    """
+    """Raise UserError if the installed versions differ from those in a plan's `settings`."""
     if others := settings.other_versions(workload.VERSION, ENGINE_VERSION):
         raise UserError(
             f"{folder.plan}: here is {others}, which it was made for; run the same command again: "

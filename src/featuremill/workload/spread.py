@@ -1,8 +1,8 @@
-"""A model whose layers are on several devices of one job, in their order, the last ones on the CPU
-if that is wanted.
+"""Spread the layers of a model over several devices of a job, in order; the last layers may be on
+the CPU.
 
-A network of `nn.Module` gets hooks (`over`). A workload that calls its layers by itself uses
-`places`, `dealt` and the copies alone.
+`over` adds hooks to an `nn.Module`. A workload that calls its layers itself uses `places`, `dealt`
+and `Copies`.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from featuremill.base.devices import Device, refuse_slices
 from featuremill.base.errors import UserError, WorkloadError
-from featuremill.workload.networks import forbid_short_cuts
+from featuremill.workload.networks import set_matmul_precision
 
 __all__ = ["DIRECT", "HOST", "Copies", "dealt", "free_bytes", "num_wrong", "over", "places", "ways"]
 HOST = torch.device("cpu")
 PROBE_NUMBERS = 2**18
-"""A MiB that is copied between devices and back."""
+"""Numbers that are copied between devices and back: 1 MiB."""
 log = logging.getLogger("featuremill.workload")
 
 
 class Copies(NamedTuple):
-    """A method: its name (for the receipt), and (tensor, device) → the tensor on `device`."""
+    """A method to copy tensors: its name, and a function that returns a tensor on a device."""
 
     name: str
     bring: Callable[[Tensor, torch.device], Tensor]
 
     @property
     def noted(self) -> str:
-        """The text about copies after the name of a device in a receipt."""
+        """The text about copies for a receipt, after the name of a device."""
         return "" if self is DIRECT else f"; copies between GPUs: {self.name}"
 
 
 def direct(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from GPU to GPU, if that is another one, without waiting; to the host, wait.
+    """Copy a tensor to another GPU without waiting, or to the host with waiting.
 
-    On a wrongly configured machine (for example with an IOMMU between the GPUs), other numbers
-    arrive, without an error.
+    On a misconfigured machine (for example with an IOMMU between the GPUs), copies between GPUs are
+    corrupted without an error.
     """
     return tensor.cpu() if device == HOST else tensor.to(device, non_blocking=True)
 
 
 def through_host(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to the host, wait for that, and copy from there."""
+    """Copy a tensor to the host, wait for that, and copy it to the device."""
     return tensor if tensor.device == device else tensor.cpu().to(device)
 
 
@@ -58,12 +58,12 @@ DIRECT = Copies("direct", direct)
 
 
 def ways() -> list[Copies]:
-    """Return the methods to copy tensors from a device to the next, the best first."""
+    """Return the methods to copy tensors between devices, the fastest first."""
     return [DIRECT, Copies("through the host", through_host)]
 
 
 def num_wrong(way: Copies, source: torch.device, target: torch.device) -> int:
-    """Return how many of `2 * PROBE_NUMBERS` numbers arrive wrong, there and back."""
+    """Return how many of `2 * PROBE_NUMBERS` numbers are wrong after a copy there and back."""
     probe = torch.arange(1, 1 + PROBE_NUMBERS, dtype=torch.int32)
     there = way.bring(probe.to(source), target)
     back = way.bring(there, source)
@@ -71,22 +71,21 @@ def num_wrong(way: Copies, source: torch.device, target: torch.device) -> int:
 
 
 def places(devices: Sequence[Device]) -> list[torch.device]:
-    """Return what torch calls the devices of a job, with cuBLAS at the requested precision.
+    """Return the torch devices of a job, after `set_matmul_precision`.
 
     Raises:
-        UserError: one of several devices is a MIG slice.
+        UserError: if one of several devices is a MIG slice.
     """
     refuse_slices(devices, len(devices))
     if devices[0].kind == "cpu":
         return [torch.device("cpu")] * len(devices)
-    forbid_short_cuts()
+    set_matmul_precision()
     # A job sees only its own GPUs, in the order of the lease.
     return [torch.device("cuda", number) for number in range(len(devices))]
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a GPU, with what torch keeps of tensors that are gone; 1 for a
-    CPU."""
+    """Return the free memory of a GPU, including torch's unused cache; 1 for a CPU."""
     if device.type != "cuda":
         return 1
     free, _ = torch.cuda.mem_get_info(device)
@@ -94,13 +93,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def dealt(sizes: Sequence[int], devices: Sequence[torch.device]) -> list[range]:
-    """Return the numbers of the layers of each device, in order: of the bytes in `sizes`, each
-    device gets the share that it has of the free memory of all."""
+    """Return the range of layers for each device, in order: each device gets a share of the bytes
+    in `sizes` in proportion to its free memory."""
     if len(devices) == 1:
         return [range(len(sizes))]
     free = [*accumulate(map(free_bytes, devices))]
     ends = [*accumulate(sizes)]
-    # A layer goes where its middle lies.
+    # The middle of a layer's bytes decides.
     middles = [(2 * end - size) * free[-1] for end, size in zip(ends, sizes, strict=True)]
     edges = [bisect_left(middles, 2 * ends[-1] * share) for share in free[:-1]]
     return [range(*both) for both in pairwise([0, *edges, len(sizes)])]
@@ -120,8 +119,8 @@ def over(
     device.
 
     Raises:
-        UserError: the network has no list of its layers, or layers on two devices share weights.
-        WorkloadError: no method copies tensors from device to device.
+        UserError: if the network has no list of its layers, or layers on two devices share weights.
+        WorkloadError: if no method copies tensors correctly.
     """
     num_on_devices = num_layers if devices[0] == HOST else min(gpu_layers or num_layers, num_layers)
     if len(devices) == 1 and num_on_devices == num_layers:
@@ -157,7 +156,7 @@ def over(
 
 
 def _layers(network: nn.Module, number: int) -> nn.ModuleList:
-    """Return the list of the network's layers: the largest list with so many modules."""
+    """Return the list of the network's layers: the largest ModuleList of that length."""
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
     fitting = [modules for modules in lists if len(modules) == number]
     if not fitting:
@@ -173,7 +172,7 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def _proven(pairs: Iterable[tuple[torch.device, torch.device]]) -> Copies:
-    """Return the best method whose copies arrive right, there and back, for each pair."""
+    """Return the fastest method whose copies are correct, there and back, for each pair."""
     for way in ways():
         if not (wrong := sum(num_wrong(way, *pair) for pair in pairs)):
             return way
@@ -185,8 +184,8 @@ def _proven(pairs: Iterable[tuple[torch.device, torch.device]]) -> Copies:
 
 
 def _bring_inputs(layers: Sequence[nn.Module], device: torch.device, copies: Copies) -> None:
-    """Have the inputs of each of `layers` copied to `device`; masks and rotations, which all of
-    them get, once in a forward pass."""
+    """Add hooks that copy the inputs of `layers` to `device`. Inputs that all layers share, such as
+    masks, are copied once per forward pass."""
     known = WeakIdKeyDictionary()
 
     def bring(tensor: Tensor) -> Tensor:
@@ -207,7 +206,7 @@ def _bring_inputs(layers: Sequence[nn.Module], device: torch.device, copies: Cop
 
 
 def _make_current(device: torch.device) -> None:
-    """Make a GPU the one where Triton, in modules of others, launches kernels."""
+    """Set the current GPU, on which Triton launches kernels."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

@@ -1,8 +1,8 @@
-"""Weights: what a workload loads, hashed once, and `weights/<name>.json`, which names it.
+"""featuremill weights: convert or hash a model's weights, and describe them in weights/<name>.json.
 
-For a workload that converts checkpoints (bundled, downloaded, or a path), one memory-mapped file is
-written to the cache folder, once: of two processes, one converts and the other waits for its file.
-Other weights are used where they are.
+For a workload that converts checkpoints (bundled, downloaded, or a path), one file for memory
+mapping is written to the cache folder. Of two processes, one converts and the other waits. Other
+weights are used in place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ANOTHER_FOLDER = f"name another folder with --cache or {environment.CACHE}"
 
 _log = logging.getLogger("featuremill.weights")
 LAYOUT = re.compile(r"[\w-]+-\d+")
-"""The layout of converted weights, and the name of their folder."""
+"""The form of a layout's name, which is also the name of the folder in the cache."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,33 +80,33 @@ def refuse_missing(model: str, workload: str = DEFAULT) -> None:
 
 
 def json_of(model: str, workload: str = DEFAULT) -> str:
-    """Return the path of the rules' JSON about the weights of `model`, a name or a path."""
+    """Return the path of the weights/<name>.json of `model`, a name or a path, in rules."""
     return f"weights/{name_of(model, workload)}.json"
 
 
-def model_told(settings: Settings) -> str:
+def model_name_of(settings: Settings) -> str:
     """Return the name of the model in a recipe's settings; "" for weights that are not converted,
     or if the workload is not installed."""
     try:
         workload = find_workload(settings.workload)
         return workload.weights(_options_in(workload, settings.options)) or ""
-    except (UserError, AttributeError):  # of another version, which lacks an option
+    except (UserError, AttributeError):  # another version, which lacks an option
         return ""
 
 
 def _options_in(workload: Workload, options: Mapping[str, Any]) -> WorkloadOptions:
-    """Return the options of a recipe, which were checked before it was made."""
+    """Return the options of a recipe without validation, as they were validated before."""
     model: type[WorkloadOptions] = workload.Options
     return model.model_construct(**options)
 
 
 def made_by(settings: Settings) -> str:
-    """Return what computes the values of a recipe: the workload, and its model if there is one."""
-    return " ".join(filter(None, (settings.workload, model_told(settings))))
+    """Return the workload of a recipe and, if there is one, its model, separated by a space."""
+    return " ".join(filter(None, (settings.workload, model_name_of(settings))))
 
 
 def caution_of(workload: str, options: WorkloadOptions | Mapping[str, Any]) -> str:
-    """Return the workload's caution about the model of `options`, or of those in a recipe; "" for
+    """Return the workload's caution about `options`, or options in a recipe; "" if there is
     none."""
     try:
         module = find_workload(workload)
@@ -118,8 +118,7 @@ def caution_of(workload: str, options: WorkloadOptions | Mapping[str, Any]) -> s
 
 
 def suggested(workload: str) -> str:
-    """Return the first model that a workload suggests whose weights are on this machine; "" for
-    none."""
+    """Return the first suggested model of a workload that is on this machine; "" if none is."""
     checkpoints = _checkpoints(workload)
     if checkpoints is None:
         return ""
@@ -138,14 +137,18 @@ def command_for(model: str, workload: str, output: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Convert the model if needed, and write the JSON."""
+    """Carry out `featuremill weights`: convert the model if needed, and write the JSON."""
     record = convert(arguments.model, arguments.cache, arguments.workload)
     record.write(arguments.output)
     _log.info("%s → %s (%.1f MB)", record.name, record.path, record.bytes / 1e6)
 
 
 def read(path: Path, workload: str = DEFAULT) -> Weights:
-    """Return the weights that the JSON `path` names, after a check that they still exist."""
+    """Return the weights that the JSON `path` describes.
+
+    Raises:
+        UserError: if the JSON is missing or damaged, or the weights are missing.
+    """
     heal = f"delete {path} and run again"
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
@@ -157,7 +160,7 @@ def read(path: Path, workload: str = DEFAULT) -> Weights:
     if not record.is_there:
         raise UserError(f"{path}: its weights {record.path} are gone or incomplete; {heal}.")
     layout = Path(record.path).parent.name
-    is_layout = LAYOUT.fullmatch(layout)  # a person may have moved the file
+    is_layout = LAYOUT.fullmatch(layout)  # the user may have moved the file
     if checkpoints and is_layout and layout != checkpoints.LAYOUT:
         raise UserError(
             f"{path}: these weights have the layout {layout}, and {workload} reads "
@@ -168,8 +171,7 @@ def read(path: Path, workload: str = DEFAULT) -> Weights:
 
 
 def lost(path: Path) -> Weights | None:
-    """Return the weights that the JSON `path` names if they are missing, as from an emptied cache;
-    else None."""
+    """Return the weights that the JSON `path` describes, if their file is missing; else None."""
     record = WeightsFile.find(path)
     return None if record is None or record.is_there else weights_of(record)
 
@@ -192,8 +194,8 @@ def converted(model: str, layout: str) -> WeightsFile | None:
 
 
 def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> WeightsFile:
-    """Return the record of the weights of `model`. Its checkpoint is converted, unless the cache
-    has it or the workload converts none."""
+    """Return the record of the weights of `model`; convert its checkpoint, unless the cache has it
+    or the workload converts none."""
     checkpoints = _checkpoints(workload)
     if checkpoints is None:
         reads_pickles = optional(find_workload(workload), "READS_PICKLES")
@@ -248,7 +250,7 @@ def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> Weight
     """Write the weights of `source` to `path`; return their record."""
     with files.replacing(path) as temporary:
         converted = checkpoints.convert(source, temporary)
-    if not source.path.exists():  # its download has another address and place
+    if not source.path.exists():  # the download may have another path
         source = checkpoints.locate(source.name)
     paths = (source.path, *source.others)
     return WeightsFile(

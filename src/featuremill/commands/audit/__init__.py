@@ -1,4 +1,4 @@
-"""Comparing the 16-bit dtypes with fp32: `featuremill audit`."""
+"""The command `featuremill audit`: compare the 16-bit dtypes with fp32."""
 
 from featuremill.step import Command
 

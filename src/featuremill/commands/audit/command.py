@@ -1,7 +1,5 @@
-"""audit: how far are the 16-bit dtypes from fp32, on these proteins, with this model, right here?
-
-Reads the inputs and the model, and prints. A sample of the proteins is computed in fp32 and then in
-each dtype, and compared batch by batch.
+"""`featuremill audit`: compute a sample of proteins in fp32 and in 16-bit dtypes on this machine,
+compare the features, and print a report.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from featuremill.workload import (
 OUTSIDE = 1
 log = logging.getLogger("featuremill.audit")
 DESCRIPTION = (
-    "Compute a sample of your proteins in fp32 and in 16 bits on this machine, and say how far "
-    "apart the features are, which records are worst, and which dtype to take."
+    "Compute a sample of your proteins in fp32 and in 16 bits on this machine, and report how far "
+    "apart the features are, which records are worst, and which dtype to use."
 )
 EPILOG = (
     "Exit status: 0 every dtype is within the bounds, 1 one is not, 2 the input or an option "
@@ -80,18 +78,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill audit`; return 0 when every dtype is within the bounds, else 1."""
+    """Run `featuremill audit`; return 0 if every dtype is within the bounds, else 1."""
     from featuremill.commands.audit import report
     from featuremill.commands.audit.measure import Task, check_room, measure
 
-    paths, name, options, device, dtypes = _asked(arguments)
+    paths, name, options, device, dtypes = _checked_arguments(arguments)
     workload = find_workload(name)
     assert isinstance(workload, IsAudited)
     sample = draw(plugin_errors.records_of(name, workload, paths, options), arguments.sample)
     if not sample.proteins:
-        raise UserError(_nothing_left(paths, sample))
+        raise UserError(_all_refused(paths, sample))
     network = weights.weights_of(weights.convert(workload.weights(options) or "", workload=name))
-    for dtype in dtypes:  # refused here, rather than when the others are computed
+    for dtype in dtypes:  # refuse a dtype before anything is computed
         chosen = type(options).model_validate(options.model_dump() | {workload.PRECISION: dtype})
         plugin_errors.resolved(name, workload, chosen, device, network)
     options = plugin_errors.resolved(name, workload, options, device, network)
@@ -104,16 +102,16 @@ def run(arguments: argparse.Namespace) -> int:
             "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.",
             precision,
         )
-    answer = report.audit_of(paths, task, sample, measured)
-    page = answer.model_dump_json(indent=2) if arguments.json else "\n".join(answer.lines())
+    audit = report.audit_of(paths, task, sample, measured)
+    page = audit.model_dump_json(indent=2) if arguments.json else "\n".join(audit.lines())
     sys.stdout.write(page + "\n")
-    return 0 if answer.within else OUTSIDE
+    return 0 if audit.within else OUTSIDE
 
 
-def _asked(
+def _checked_arguments(
     arguments: argparse.Namespace,
 ) -> tuple[list[Path], str, Any, Device, tuple[str, ...]]:
-    """Check the command line and the config together, but for what only the model can tell.
+    """Check the command line and the config, except what depends on the model.
 
     Returns the input files, the workload's name, its options, the device and the dtypes to audit.
     """
@@ -129,12 +127,12 @@ def _asked(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             f"give a config with workload: {DEFAULT}."
         )
-    named = run.paths_of_records if run else ()
-    inputs = arguments.inputs or [*dict.fromkeys(named)]
+    config_inputs = run.paths_of_records if run else ()
+    inputs = arguments.inputs or [*dict.fromkeys(config_inputs)]
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
     options: dict[str, Any] = run.options_given if run else {}
-    for key in ("model", "layers"):  # refused where the workload has no such option
+    for key in ("model", "layers"):  # `config.validate` refuses options that the workload lacks
         if (value := getattr(arguments, key)) is not None:
             options[key] = value
     settings = {"inputs": [str(path) for path in inputs], "workload": name, "options": options}
@@ -143,7 +141,9 @@ def _asked(
     choice = arguments.device or (run.device if run else "auto")
     (device,) = with_processors(devices_for(choice)[:1])
     dtypes = tuple(
-        dict.fromkeys(arguments.dtype or _usual(device, getattr(checked, workload.PRECISION)))
+        dict.fromkeys(
+            arguments.dtype or _default_dtypes(device, getattr(checked, workload.PRECISION))
+        )
     )
     if not dtypes:
         raise UserError(
@@ -153,14 +153,14 @@ def _asked(
     return inputs, name, checked, device, dtypes
 
 
-def _usual(device: Device, own: str) -> list[str]:
-    """Return the dtypes that the device multiplies fast, and the config's own."""
+def _default_dtypes(device: Device, own: str) -> list[str]:
+    """Return the dtypes that the device multiplies fast, and the config's dtype."""
     usual = ["bf16"] if device.has_bf16 else []
     usual += ["fp16"] if device.kind == "cuda" else []
     return usual + ([own] if own in ("bf16", "fp16") else [])
 
 
-def _nothing_left(inputs: Sequence[Path], sample: Sample) -> str:
+def _all_refused(inputs: Sequence[Path], sample: Sample) -> str:
     number = sample.records
     (reason, count), *_ = sample.refused.most_common()
     all_of_them = "the only record was" if number == 1 else f"all {number:,} records were"

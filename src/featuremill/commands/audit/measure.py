@@ -1,8 +1,7 @@
-"""Compute the sample in fp32, then in each dtype, and compare; memory holds a batch, not all.
+"""Compute the sample in fp32, then in each dtype, and compare the values batch by batch.
 
-Always one model after the other, never two at once: then whatever runs in fp32 at all can be
-audited, a 3B on a small GPU too. The price is a temporary file with the reference's values, without
-a name, so that nothing of it outlives the process.
+Only one model is loaded at a time, so that every model that runs in fp32 can be audited. The fp32
+values are kept in an unnamed temporary file, which ends with the process.
 
 Shape legend: V vectors of one protein in one column (its residues, or one pooled), D width.
 """
@@ -43,12 +42,12 @@ from featuremill.workload.outputs import kind_of
 @runtime_checkable
 class IsAudited(HasPrecisions, Protocol):
     """A workload whose number types can be compared. An optional `ONE_TOKEN` has the prefixes of
-    columns with the vector or numbers of one token, without a mean: in 16 bits these are less exact
-    than means, and the bound of a single token applies."""
+    columns with values of a single token. These are less exact in 16 bits than means over tokens,
+    so they have a wider bound."""
 
     def audited(self, options: Any, precision: str) -> Any:
-        """Return resolved `options` in this precision: every vector of the network, unrounded, so
-        that each record has at least one vector in a column."""
+        """Return resolved `options` in this precision that deliver all vectors unrounded. Each
+        record must have at least one vector in a column."""
 
     def num_vectors(self, payload: bytes, options: Any) -> int:
         """Return the largest number of vectors of a record in one column of `audited` options."""
@@ -57,10 +56,9 @@ class IsAudited(HasPrecisions, Protocol):
 REFERENCE = "fp32"
 FLOAT_BYTES = 4
 VALUES_BYTES = 2**28
-"""The bytes of the values of a batch, at most: more or wider layers make smaller batches."""
+"""The largest size of a batch's values; more or wider layers make smaller batches."""
 NUM_COPIES = 4
-"""The copies of a batch's values that are in memory at once: computed and expected, each with a
-copy that is being made."""
+"""Copies of a batch's values in memory: computed and expected, and temporary copies."""
 REMEDIES = {
     reasons.NOT_FINITE: "there is nothing to compare with; check the weights of {weights}",
     reasons.OUT_OF_MEMORY: "{shorter}take a device with more memory",
@@ -71,11 +69,11 @@ log = logging.getLogger("featuremill.audit")
 
 
 class Task(NamedTuple):
-    """What is computed."""
+    """The workload, options, dtypes and device of an audit."""
 
     workload: Workload
     options: Any
-    """The run's own, resolved: its dtype is the one that a run would take here."""
+    """The resolved options; their dtype is that of a run on this machine."""
     dtypes: tuple[str, ...]
     device: Device
     weights: Weights
@@ -84,22 +82,22 @@ class Task(NamedTuple):
 
     @property
     def precisions(self) -> IsAudited:
-        """The same workload."""
+        """`workload` as IsAudited."""
         assert isinstance(self.workload, IsAudited)
         return self.workload
 
     def options_in(self, dtype: str) -> Any:
-        """Return the options to compute with: every residue's values, unrounded."""
+        """Return the options of the audit in `dtype`: unrounded values of all residues."""
         with plugin_errors.attributed_to(self.name, "audited"):
             return self.precisions.audited(self.options, dtype)
 
     def costs(self, proteins: Sequence[Protein]) -> Sequence[int]:
-        """Return the work in each protein."""
+        """Return the cost of each protein."""
         payloads = [protein.payload for protein in proteins]
         return plugin_errors.costs_of(self.name, self.workload, payloads, self.options)
 
     def num_residues(self, protein: Protein) -> int:
-        """Return how many residues of a protein get a vector."""
+        """Return the number of residues of a protein with a vector."""
         with plugin_errors.attributed_to(self.name, "num_vectors"):
             return self.precisions.num_vectors(protein.payload, self.options)
 
@@ -111,12 +109,12 @@ class Task(NamedTuple):
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """What each column holds, by its name."""
+        """The kind of values of each column, by name."""
         return {column.name: kind_of(column.type) for column in self.schema}
 
     @property
     def values_bytes(self) -> int:
-        """What one residue's values take, in fp32."""
+        """The size in bytes of one residue's values in fp32."""
         values = self.schema
         lists = [column.type for column in values if kind_of(column.type) == "per_residue"]
         pooled = [column.type for column in values if kind_of(column.type) == "pooled"]
@@ -124,13 +122,13 @@ class Task(NamedTuple):
 
     @property
     def budget(self) -> int:
-        """What a batch may cost: as in a run, or less if its values would take too much."""
+        """The cost of a batch: that of a run, or less if its values exceed VALUES_BYTES."""
         fitting = max(1, VALUES_BYTES // self.values_bytes)
         usual = plugin_errors.batch_cost_of(self.name, self.workload, self.options, self.device)
         return min(usual, fitting)
 
     def memory_mb(self, dtype: str, batch_cost: int) -> int:
-        """Return what the model in `dtype` takes on the device, at most; 0 where nobody tells."""
+        """Return the peak memory in MiB of the model in `dtype`; 0 if there is no estimate."""
         if not isinstance(self.workload, EstimatesMemory):
             return 0
         options = self.options_in(dtype)
@@ -138,9 +136,9 @@ class Task(NamedTuple):
 
 
 def check_room(task: Task, proteins: Sequence[Protein]) -> None:
-    """Refuse what would fill the memory or the folder for temporary files; a GPU tells by itself.
+    """Raise UserError if the sample does not fit in memory or the folder for temporary files.
 
-    Models are loaded one after the other, so memory has to hold the largest, in fp32.
+    The memory of a GPU is not checked. One model is loaded at a time, so the largest counts.
     """
     batch_cost = max(task.budget, *task.costs(proteins))
     needed_mb = NUM_COPIES * batch_cost * task.values_bytes // 2**20
@@ -164,39 +162,39 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
 
 
 class Compared(NamedTuple):
-    """One protein's vectors in one column beside their reference."""
+    """The comparison of a protein's vectors in a column with the reference."""
 
     row: int
     """The index of the protein in the sample."""
     column: str
     is_finite: bool
-    """Whether all values are finite; if not, the figures below are meaningless."""
+    """Whether all values are finite; otherwise the next fields are meaningless."""
     num_vectors: int
     cosine_sum: float
     cosine_min: float
     relative_l2: float
 
 
-def compared(row: int, column: str, found_VD: Matrix, expected_VD: Matrix) -> Compared:
-    """Compare a protein's vectors with the reference's."""
-    if not np.isfinite(found_VD).all():
-        return Compared(row, column, False, len(found_VD), 0.0, -1.0, np.inf)
-    cosines, l2 = _cosines(found_VD, expected_VD), _relative_l2(found_VD, expected_VD)
-    sums = len(found_VD), float(cosines.sum()), float(cosines.min())
+def compared(row: int, column: str, actual_VD: Matrix, expected_VD: Matrix) -> Compared:
+    """Compare a protein's vectors with those of the reference."""
+    if not np.isfinite(actual_VD).all():
+        return Compared(row, column, False, len(actual_VD), 0.0, -1.0, np.inf)
+    cosines, l2 = _cosines(actual_VD, expected_VD), _relative_l2(actual_VD, expected_VD)
+    sums = len(actual_VD), float(cosines.sum()), float(cosines.min())
     return Compared(row, column, True, *sums, l2)
 
 
 def _cosines(values: Matrix, expected: Matrix) -> npt.NDArray[np.float64]:
-    """Return the cosine of each row of one matrix with that of the other, summed in fp64."""
+    """Return the cosine of each row with the same row of `expected`, summed in fp64."""
     products = _sums(values, expected)
     norms = np.sqrt(_sums(values, values) * _sums(expected, expected))
-    same = (values == expected).all(1).astype(np.float64)  # stands in where a vector is zero
+    same = (values == expected).all(1).astype(np.float64)  # the cosine of a zero vector
     cosines: npt.NDArray[np.float64] = np.divide(products, norms, out=same, where=norms > 0)
     return np.minimum(cosines, 1.0, out=cosines)
 
 
 def _relative_l2(values: Matrix, expected: Matrix) -> float:
-    """Return the norm of the difference over the norm of `expected`, of all rows together."""
+    """Return the norm of the difference of all rows, divided by the norm of `expected`."""
     difference = values - expected
     distance = float(np.sqrt(_sums(difference, difference).sum()))
     size = float(np.sqrt(_sums(expected, expected).sum()))
@@ -208,8 +206,8 @@ def _sums(first: Matrix, other: Matrix) -> npt.NDArray[np.float64]:
     return sums
 
 
-class Found(NamedTuple):
-    """What one dtype came to, or the reference."""
+class Measured(NamedTuple):
+    """The results of one dtype, or of the reference."""
 
     dtype: str
     backend: str
@@ -218,11 +216,11 @@ class Found(NamedTuple):
 
 
 Take = Callable[[int, str, Matrix], None]
-"""Gets the vectors, shape (vectors, width), of each row of the sample and column."""
+"""Called with the row in the sample, the column and its vectors, shape (vectors, width)."""
 
 
-def measure(task: Task, proteins: Sequence[Protein]) -> list[Found]:
-    """Return all figures of `task` on `proteins`: of the reference, then of each dtype."""
+def measure(task: Task, proteins: Sequence[Protein]) -> list[Measured]:
+    """Return the results of the reference, then of each dtype of `task`."""
     offsets: dict[tuple[int, str], int] = {}
     with tempfile.TemporaryFile() as spool:
 
@@ -230,7 +228,7 @@ def measure(task: Task, proteins: Sequence[Protein]) -> list[Found]:
             offsets[row, column] = spool.tell()
             spool.write(values_VD.tobytes())
 
-        measured = [Found(REFERENCE, _compute(task, proteins, REFERENCE, keep), [])]
+        measured = [Measured(REFERENCE, _compute(task, proteins, REFERENCE, keep), [])]
         for dtype in task.dtypes:
             results: list[Compared] = []
 
@@ -239,13 +237,12 @@ def measure(task: Task, proteins: Sequence[Protein]) -> list[Found]:
                 expected = np.frombuffer(spool.read(values_VD.nbytes), np.float32)
                 results.append(compared(row, column, values_VD, expected.reshape(values_VD.shape)))
 
-            measured.append(Found(dtype, _compute(task, proteins, dtype, compare), results))
+            measured.append(Measured(dtype, _compute(task, proteins, dtype, compare), results))
     return measured
 
 
 def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) -> str:
-    """Compute in `dtype`, let `take` have what comes, give the model's memory back; return by what
-    it was computed."""
+    """Compute in `dtype`, pass the values to `take`, and return the compute backends."""
     options = task.options_in(dtype)
     try:
         with plugin_errors.attributed_to(task.name, "load"):
@@ -273,7 +270,7 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
     ):
         rows = [row for (row,) in places]  # no two proteins of a sample are equal
         for name, column in zip(values.schema.names, values.columns, strict=True):
-            if kind_of(column.type) == "table":  # there is no cosine of it
+            if kind_of(column.type) == "table":  # tables have no cosine
                 continue
             for row, values_VD in zip(rows, _matrices(column), strict=True):
                 take(row, name, values_VD)
@@ -285,14 +282,14 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
 
 
 def _width(kind: pa.DataType) -> int:
-    """Return the length of a vector in a column of this type; 1 for a number for each residue."""
+    """Return the length of a vector in a column of this type; 1 for numbers of residues."""
     inner = kind if pa.types.is_fixed_size_list(kind) else kind.value_type
     return int(inner.list_size) if pa.types.is_fixed_size_list(inner) else 1
 
 
 def _matrices(column: pa.Array) -> Iterator[Matrix]:
-    """Yield each protein's vectors, shape (vectors, width), without copying: a column has one
-    vector a protein, or a list of them."""
+    """Yield the vectors of each protein, shape (vectors, width), without copying. A row of the
+    column is a vector or a list of vectors."""
     is_list = not pa.types.is_fixed_size_list(column.type)
     vectors = column.values if is_list else column
     is_number = not pa.types.is_fixed_size_list(vectors.type)

@@ -1,5 +1,4 @@
-"""The audit, which prints and dumps itself: the figures of each column, what counts as near enough
-to fp32, what is beyond it, which records are worst, and what to do then."""
+"""The report of an audit, as JSON and text: metrics, bounds, worst records, remedies."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.commands.audit.measure import REFERENCE, Compared, Found, Task
+from featuremill.commands.audit.measure import REFERENCE, Compared, Measured, Task
 from featuremill.commands.audit.sample import Protein, Sample
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, wrapped
@@ -29,18 +28,18 @@ RELATIVE_L2_MEAN = {"bf16": 2e-2, "fp16": 5e-3}
 
 
 class Figures(BaseModel):
-    """How far from the reference, or how far is near enough; None where nothing is said of it."""
+    """Metrics of a column, or their bounds; None is not computed or not bounded."""
 
     cosine_mean: float | None = None
-    """Over all vectors, of each with the same one in fp32."""
+    """The mean over vectors of the cosine with the vector in fp32."""
     cosine_min: float | None = None
     relative_l2_mean: float | None = None
-    """Over proteins, of the norm of the difference over the norm in fp32, its vectors together."""
+    """The mean over proteins of the norm of the difference, divided by the norm in fp32."""
     relative_l2_max: float | None = None
 
 
 class Column(BaseModel):
-    """One column of values beside its reference."""
+    """The metrics of a column, and their bounds."""
 
     column: str
     num_vectors: int
@@ -49,7 +48,7 @@ class Column(BaseModel):
 
 
 class Worst(BaseModel):
-    """One of the records that are farthest from the reference."""
+    """A record that is far from the reference."""
 
     id: str
     place: str
@@ -66,18 +65,18 @@ class Audited(BaseModel):
     dtype: str
     backend: str
     records_not_finite: int
-    """A run would fail them as a whole, so they are in no figure."""
+    """The number of records with values that are not finite; no metric includes them."""
     columns: list[Column]
     worst: list[Worst]
-    """The farthest first."""
+    """The records that are farthest from the reference, farthest first."""
     beyond: list[str]
-    """A phrase for each bound that is not kept."""
+    """A phrase for each exceeded bound."""
     within: bool
     remedy: str | None
 
 
 class Audit(BaseModel):
-    """Everything that was asked and found."""
+    """The inputs and results of an audit."""
 
     version: Literal[2] = 2
     within: bool
@@ -85,7 +84,7 @@ class Audit(BaseModel):
     records: int
     refused: int
     sample: dict[Literal["proteins", "residues", "truncated", "longest"], int]
-    """How many were computed, and what got a vector of each; the longest in residues."""
+    """The numbers of proteins, residues and truncated proteins, and the longest length."""
     model: str
     weights_sha256: str
     options: dict[str, Any]
@@ -94,11 +93,11 @@ class Audit(BaseModel):
     versions: dict[str, str]
     reference: dict[Literal["dtype", "backend", "matmul_precision"], str]
     dtype_here: str
-    """The dtype that a run would use here."""
+    """The dtype of a run on this machine."""
     dtypes: list[Audited]
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the page."""
+        """Yield the lines of the text report."""
         names = " and ".join(row.dtype for row in self.dtypes)
         yield f"Precision audit: {names} against fp32, on the same device"
         yield ""
@@ -134,8 +133,10 @@ class Audit(BaseModel):
         yield "versions", ", ".join(f"{name} {text}" for name, text in self.versions.items())
 
 
-def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequence[Found]) -> Audit:
-    """Return the audit of what was measured."""
+def audit_of(
+    paths: Sequence[Path], task: Task, sample: Sample, measured: Sequence[Measured]
+) -> Audit:
+    """Return the audit of the measured dtypes; the first is the reference."""
     reference, *others = measured
     dtypes = [_audited(audited, task, sample.proteins) for audited in others]
     within = {audited.dtype: audited.within for audited in dtypes}
@@ -171,24 +172,24 @@ def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequen
 
 
 def matmul_precision() -> str:
-    """Return torch's own word for how fp32 products are computed; "highest" is fp32."""
+    """Return torch's precision of fp32 matrix products; "highest" is fp32."""
     import torch
 
     return torch.get_float32_matmul_precision()
 
 
 def bounds_of(kind: Kind, is_one_token: bool, dtype: str) -> Figures:
-    """Return what a column of a kind has to keep; an average has less error than what goes into it.
+    """Return the bounds of a column of a kind; means have smaller errors than single tokens.
 
-    featuremill's own tests hold its networks against other programs' within the same bounds."""
+    The same bounds hold in featuremill's tests of its networks against other programs."""
     if kind == "per_residue":
         l2 = RELATIVE_L2_MEAN[dtype]
         return Figures(cosine_mean=0.9995, cosine_min=0.99, relative_l2_mean=l2)
     return Figures(cosine_min=0.99 if is_one_token else 0.9999)
 
 
-def _audited(measured: Found, task: Task, proteins: Sequence[Protein]) -> Audited:
-    """Return the figures of one dtype, as yet without a remedy."""
+def _audited(measured: Measured, task: Task, proteins: Sequence[Protein]) -> Audited:
+    """Return the results of one dtype, without the remedy."""
     bad = {record.row for record in measured.compared if not record.is_finite}
     columns, beyond = [], []
     kinds, one_token = task.kinds, tuple(getattr(task.workload, "ONE_TOKEN", ()))
@@ -227,7 +228,7 @@ def _figures(compared: Sequence[Compared]) -> Figures:
 
 
 def _beyond(figures: Figures, bounds: Figures) -> Iterator[str]:
-    """Yield a phrase for each bound that the figures of a column exceed."""
+    """Yield a phrase for each bound that the metrics of a column exceed."""
     for name, what in (("cosine_mean", "is {} on average"), ("cosine_min", "falls to {}")):
         value, bound = getattr(figures, name), getattr(bounds, name)
         if None not in (value, bound) and value < bound:
@@ -238,11 +239,11 @@ def _beyond(figures: Figures, bounds: Figures) -> Iterator[str]:
 
 
 def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Worst]:
-    """Return the records that are farthest from the reference, those with bad values first."""
-    of_row: dict[int, Compared] = {}
+    """Return the records that are farthest from the reference; not finite ones are first."""
+    by_row: dict[int, Compared] = {}
     for record in sorted(compared, key=lambda record: record.cosine_min, reverse=True):
-        of_row[record.row] = record
-    farthest = sorted(of_row.values(), key=lambda record: (record.cosine_min, record.row))[
+        by_row[record.row] = record
+    farthest = sorted(by_row.values(), key=lambda record: (record.cosine_min, record.row))[
         :NUM_WORST
     ]
     return [
@@ -258,18 +259,18 @@ def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Wo
 
 
 def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str | None:
-    """Return what to take in place of `dtype`; `within` tells of every dtype that was audited."""
+    """Return the dtype to use instead of `dtype`, or None; `within` has all audited dtypes."""
     if within[dtype]:
         return None
     other = "fp16" if dtype == "bf16" else "bf16"
-    # On most CPUs fp16 is slower than fp32, so there is nothing to win with it.
+    # On most CPUs fp16 is slower than fp32.
     if within.get(other) and not (kind == "cpu" and other == "fp16"):
         return f"set dtype: {other}, which is within the bounds here"
     return "set dtype: fp32"
 
 
 def _table(dtypes: Sequence[Audited]) -> Table:
-    """Return a row for each dtype and column, and below it its bounds."""
+    """Return a table with two rows for each dtype and column: metrics and bounds."""
     table = _columns("dtype", "column", "cosine mean", "min", "relative L2 mean", "max")
     for audited in dtypes:
         for column in audited.columns:
@@ -296,7 +297,7 @@ def _worst_table(worst: Sequence[Worst]) -> Table:
 
 
 def _columns(*names: str) -> Table:
-    """Return a table of these columns; numbers stand at the right."""
+    """Return a table of these columns; numbers are aligned right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in names:
         is_number = any(word in name for word in ("mean", "min", "max", "L2"))
@@ -314,5 +315,5 @@ def _printed(table: Table) -> list[str]:
 
 
 def _cosine(value: float) -> str:
-    """Return a cosine rounded down: only the same direction is printed as 1."""
+    """Return a cosine, rounded down so that only equal directions are printed as 1."""
     return f"{math.floor(value * 1e6) / 1e6:.6f}"

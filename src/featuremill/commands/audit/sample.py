@@ -1,4 +1,4 @@
-"""Which proteins of an input are computed: a few of the longest, the others drawn by hash."""
+"""Draw a sample of proteins: some of the longest, the others by hash."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from featuremill.kit.reasons import head_of
 from featuremill.workload import Record
 
 LONGEST_SHARE = 10
-"""One protein in so many is taken for its length: errors of position show in long ones first."""
+"""1/LONGEST_SHARE of the sample are the longest proteins, which show errors of positions first."""
 
 
 class Protein(NamedTuple):
-    """One distinct sequence, under the first of its ids in alphabetical order."""
+    """A distinct sequence, with the alphabetically first of its ids."""
 
     id: str
     source: str
@@ -30,23 +30,23 @@ class Protein(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The proteins to compute, by sha256, and what else the input holds."""
+    """The proteins to compute, sorted by sha256, and counts of the input."""
 
     proteins: list[Protein]
     records: int
     refused: Counter[str]
-    """Records by why."""
+    """The number of refused records by reason."""
     first_refused: dict[str, str]
-    """The position (`path:line`) of the first refused record."""
+    """The position (`path:line`) of the first refused record by reason."""
 
 
 def draw(records: Iterable[Record], size: int) -> Sample:
-    """Read all `records` and return a sample of at most `size`; in memory is about twice that.
+    """Read all `records` and return a sample of at most `size` distinct sequences.
 
-    Equal sequences count once. The same records in another order give the same sample.
+    The sample does not depend on the order of the records. Memory holds about 2 * size proteins.
     """
     num_records, refused, first_refused = 0, Counter[str](), dict[str, str]()
-    longest, by_hash = _Best(min(size, max(1, size // LONGEST_SHARE))), _Best(size)
+    longest, by_hash = _Lowest(min(size, max(1, size // LONGEST_SHARE))), _Lowest(size)
     for record in records:
         num_records += 1
         if record.reason:
@@ -68,20 +68,20 @@ def draw(records: Iterable[Record], size: int) -> Sample:
     return Sample(proteins, num_records, refused, first_refused)
 
 
-class _Best:
-    """The `room` distinct proteins of lowest rank among those that were offered."""
+class _Lowest:
+    """The `size` distinct proteins with the lowest rank."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, size: int) -> None:
         self.kept: dict[bytes, Protein] = {}
-        self._room = room
+        self._size = size
         self._heap: list[tuple[tuple[int, ...], bytes]] = []
 
     def offer(self, rank: tuple[int, ...], protein: Protein) -> None:
         if known := self.kept.get(protein.sha256):
             self.kept[protein.sha256] = min(known, protein)
             return
-        # The heap's top is the lowest entry: of negated ranks, that is what has to go first.
+        # The top of the heap has the lowest negated rank, so it is removed first.
         heapq.heappush(self._heap, (tuple(-number for number in rank), protein.sha256))
         self.kept[protein.sha256] = protein
-        if len(self._heap) > self._room:
+        if len(self._heap) > self._size:
             del self.kept[heapq.heappop(self._heap)[1]]

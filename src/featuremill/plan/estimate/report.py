@@ -34,8 +34,8 @@ from featuremill.workload import (
     optional,
     plugin_errors,
 )
-from featuremill.workload.recipe import precision_told
-from featuremill.workload.weights import model_told
+from featuremill.workload.recipe import precision_name_of
+from featuremill.workload.weights import model_name_of
 
 WIDTH = 96
 MOST_WASTED = 0.1
@@ -235,8 +235,8 @@ class Case:
         return Estimate(
             run=config.run,
             workload=config.workload,
-            model=model_told(self.settings) or None,
-            dtype=precision_told(self.settings) or None,
+            model=model_name_of(self.settings) or None,
+            dtype=precision_name_of(self.settings) or None,
             cost_unit=plan.cost_unit,
             source=work.source,
             is_planned=work.is_planned,

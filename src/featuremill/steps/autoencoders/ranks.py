@@ -1,5 +1,5 @@
-"""The processes of one training: their start by torchrun, their sums, and one message if one of
-them dies."""
+"""The ranks of a training: start them with torchrun, add up tensors, and report one error if a rank
+dies."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from featuremill.steps.autoencoders import variables
 from featuremill.steps.autoencoders.card import SLICES, pairs_of, slices_of
 
 LOST = 75
-"""Exit status of a rank that lost another one; that one has the reason."""
+"""Exit status of a rank after another rank was lost; that rank has the reason."""
 KINDS = {kind.exit_status: kind for kind in (UserError, DeviceError, IntegrityError)}
 log = logging.getLogger("featuremill.sae")
 
 
 class LostRank(Exception):  # noqa: N818
-    """Another rank does not answer any more."""
+    """Another rank does not respond."""
 
 
 class Ranks:
     """The rank of this process, the number of ranks, and the device."""
 
     def __init__(self, kind: str) -> None:
-        """Connect to the other ranks, if torchrun started this process as one of several; `kind` is
-        that of the devices, cuda or cpu."""
+        """Connect to the other ranks if torchrun started this process; `kind` is the kind of the
+        devices, cuda or cpu."""
         self.count, self.number, local = 1, 0, 0
-        if is_one():
-            die_with_parent(os.getppid(), signal.SIGTERM)  # the death of torchrun ends no rank
+        if is_rank():
+            die_with_parent(os.getppid(), signal.SIGTERM)  # ranks would survive torchrun
             self.count = int(variables.WORLD_SIZE.text() or 1)
             self.number = int(variables.RANK.text() or 0)
             local = int(variables.LOCAL_RANK.text() or 0)
@@ -60,13 +60,14 @@ class Ranks:
             distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
     def add(self, ours: Sequence[Tensor], theirs: Tensor) -> None:
-        """Replace the first of `ours` by the sum over all ranks, added in pairs, with the same bits
-        on every rank and for every number of ranks; `theirs` is a buffer of its size.
+        """Replace the first of `ours` by the sum over all ranks. It is added in pairs, and has the
+        same bits on every rank and for every number of ranks.
 
-        `ours` has a tensor for each of `card.pairs_of` this rank's slices, and may have more.
+        `ours` has at least one tensor for each range of `card.pairs_of` this rank's slices;
+        `theirs` is a buffer.
 
         Raises:
-            LostRank: another rank is gone.
+            LostRank: another rank does not respond.
         """
         if self.count & (self.count - 1) == 0:
             self._add_by_halves(ours[0], theirs)
@@ -80,8 +81,8 @@ class Ranks:
     def _add_to_first(
         self, ours: Sequence[Tensor], theirs: Tensor, slices: range
     ) -> tuple[int, int]:
-        """Add up the sums of `slices` at the rank of the first one; return that rank, and which of
-        its tensors has the sum."""
+        """Add up the sums of `slices` at the rank of the first slice; return this rank, and the
+        index of its tensor with the sum."""
         rank = next(r for r in range(self.count) if slices.start in slices_of(r, self.count))
         shares = pairs_of(slices_of(rank, self.count))
         (number,) = (n for n, share in enumerate(shares) if slices.start in share)
@@ -99,7 +100,7 @@ class Ranks:
         return rank, number
 
     def _add_by_halves(self, ours: Tensor, theirs: Tensor) -> None:
-        """Do this for 2, 4 or 8 ranks: each exchanges its sum with another one."""
+        """Add up the sums of 2, 4 or 8 ranks, which exchange them in pairs."""
         distance = 1
         while distance < self.count:
             peer = self.number ^ distance
@@ -117,7 +118,7 @@ class Ranks:
         distributed.recv(theirs, rank)
 
     def _share(self, ours: Tensor) -> None:
-        """Replace `ours` by that of the first rank."""
+        """Replace `ours` by the tensor of the first rank."""
         distributed.broadcast(ours, 0)
 
     def _exchange(self, ours: Tensor, theirs: Tensor, rank: int) -> None:
@@ -134,14 +135,14 @@ class Ranks:
             distributed.destroy_process_group()
 
 
-def is_one() -> bool:
+def is_rank() -> bool:
     """Return whether torchrun started this process as a rank."""
     return variables.TORCHELASTIC_RUN_ID.text() is not None
 
 
 def leave(error: Exception) -> NoReturn:
-    """End this rank with the status of `error`, and leave the message to the process that started
-    the ranks."""
+    """End this rank with the status of `error`; the process that started the ranks prints the
+    message."""
     status = getattr(error, "exit_status", 1)
     said = str(error)
     if isinstance(error, LostRank):
@@ -166,12 +167,12 @@ def is_of_device(error: Exception) -> bool:
 
 
 def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
-    """Let torchrun start `count` ranks of `featuremill` with these `words`, and wait for them.
+    """Start `count` ranks of `featuremill` with these `words` by torchrun, and wait for them.
 
     Raises:
         UserError, DeviceError, IntegrityError, WorkloadError: the error of the first rank that
             failed.
-        SystemExit: they were stopped.
+        SystemExit: a signal stopped the ranks.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -191,8 +192,8 @@ def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
 
 
 def _why(failures: dict[int, Any], count: int, output: Path) -> BaseException:
-    """Return the error of the rank that failed first: a killed rank reports nothing, and those that
-    lost it fail later."""
+    """Return the error of the rank that failed first. A killed rank reports none, and the others
+    fail after it."""
 
     def order(rank: int) -> tuple[bool, bool, int]:
         status = failures[rank].exitcode

@@ -1,4 +1,4 @@
-# autoencoders: train sparse autoencoders on the vectors of features, and look at them.
+# autoencoders: train sparse autoencoders on vectors, encode features, and write the pages.
 #
 #   in    manifest.json of the features, which says that they and their parts are there
 #   out   results/<run>/autoencoders/<name>/ in SAELens' layout, with sae.json and report.html, and

@@ -1,4 +1,4 @@
-"""groups: one vector for each group of records, such as the isoforms of a gene."""
+"""The step `groups`: pool the vectors of groups of records, such as the isoforms of a gene."""
 
 from __future__ import annotations
 
@@ -37,28 +37,27 @@ Pools = Annotated[
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
     WithJsonSchema({"anyOf": [{"type": "array", "items": _ONE, "minItems": 1}, _ONE]}),
 ]
-"""One or several; of a single one, the brackets may be left out."""
+"""One or several poolings; a single one needs no brackets."""
 
 
 class Groups(Section):
-    """Which records belong together, and how their vectors become one."""
+    """A table of groups, and how vectors are pooled."""
 
     table: str | None = None
-    """A CSV, TSV or Parquet table with a column of the records' ids; it may be that of the
-    inputs. In a project with samples it has a column `sample`, too, and its groups are within a
-    sample; if not given, groups are of samples."""
+    """A CSV, TSV or Parquet table with a column of record ids; it may be one of the inputs. In a
+    project with samples it also has a column `sample`, and groups are within samples. If not given,
+    groups consist of samples."""
     column: str | None = None
-    """Its column of groups, such as a gene or a type of cell. Without a table, a column of the
+    """The table's column of groups, such as a gene or a cell type. Without a table, a column of the
     sheet of samples, such as a site; if not given, each sample is a group."""
     id_column: str | None = None
-    """The table's column of ids, whole ones or accessions. If not given, it is found by its name,
-    such as `id`, `accession` or `entry`."""
+    """The table's column of ids or accessions; if not given, a column such as `id` or `entry`."""
     pool: Pools = ("mean",)
-    """`mean`, `max` or `sum` over the members' vectors, or several of these."""
+    """`mean`, `max` or `sum` of the vectors, or several of these."""
     of: str | None = None
-    """The set of features whose records are pooled. Needed where there are several sets."""
+    """The set of features to pool. Required if there are several sets."""
     vectors: str | None = None
-    """Which vectors, where the features have several columns."""
+    """The column of vectors, if the features have several."""
 
     @property
     def words(self) -> list[str]:
@@ -73,7 +72,7 @@ SECTION = dict[Name, Groups]
 def problems(
     sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield missing sets of features, and sections without groups."""
+    """Yield errors of missing sets of features and of sections without groups."""
     for name, section in sections.items():
         try:
             folder = project.features_of(section.of)
@@ -89,8 +88,7 @@ def problems(
 def problems_of_files(
     sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield missing columns of the table or sheet, wrong rows, and vectors that the features will
-    not have."""
+    """Yield errors of missing columns of tables, sheets and features, and of wrong rows."""
     from featuremill import features
     from featuremill.inputs import labels, samples
 
@@ -120,8 +118,8 @@ def problems_of_files(
 def problems_of_records(
     sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield groups without any of the planned records."""
-    from featuremill.steps.groups.write import Chosen, refuse_unfit
+    """Yield errors of sections of which no group has a planned record."""
+    from featuremill.steps.groups.write import Arguments, refuse_unfit
 
     for name, section in sections.items():
         folder = project.features_of(section.of)
@@ -129,15 +127,15 @@ def problems_of_records(
             continue
         table = Path(section.table) if section.table else None
         names = section.column, section.vectors, section.pool
-        chosen = Chosen(Path(folder), table, *names, Path(), section.id_column or "")
+        arguments = Arguments(Path(folder), table, *names, Path(), section.id_column or "")
         try:
-            refuse_unfit(listed_in(folder, project, section.vectors), chosen)
+            refuse_unfit(listed_in(folder, project, section.vectors), arguments)
         except UserError as error:
             yield (name, "table" if table else "column"), str(error)
 
 
 def products(sections: Mapping[str, Groups], project: Project) -> Sequence[Product]:
-    """Return each table with the members of its groups, and the files it is made of."""
+    """Return the product of each section: the table of vectors, its members and its card."""
     return [
         TABLE.product(
             name,

@@ -1,4 +1,4 @@
-"""groups: pool the vectors of groups of records."""
+"""`featuremill groups`: pool the vectors of groups of records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featuremill.steps.groups import POOLS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_folder", type=Path, help="results/<run>: its records are pooled")
+    add("run_folder", type=Path, help="results/<run> with the records to pool")
     add(
         "--table", type=Path, help="CSV, TSV or Parquet with ids (and samples, where a run has any)"
     )
@@ -35,4 +35,4 @@ def run(arguments: argparse.Namespace) -> None:
     from featuremill.steps.groups import write
 
     values = vars(arguments)
-    write.pool(write.Chosen(*(values[name] for name in write.Chosen._fields)))
+    write.pool(write.Arguments(*(values[name] for name in write.Arguments._fields)))

@@ -1,4 +1,4 @@
-"""What pooling writes, and how it pools: the command and the section of the config have these."""
+"""The files that `groups` writes, and the types of pooling."""
 
 from __future__ import annotations
 

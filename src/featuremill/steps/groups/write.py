@@ -1,7 +1,8 @@
-"""One pooling: the sums of all groups in memory, the records block by block.
+"""Pool the vectors of groups, and write them with the status of each member.
 
-Sums are in float64 and compensated (Knuth, The Art of Computer Programming, volume 2, section
-4.2.2), so the order of a run's rows does not show in their float32.
+The sums of all groups are in memory; records are read in blocks. Sums are compensated float64
+(Knuth, The Art of Computer Programming, volume 2, section 4.2.2), so that their float32 values do
+not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ POOLED, NO_GROUP, NO_RECORD = "pooled", "no group", "no record of this id"
 log = logging.getLogger("featuremill.groups")
 
 
-class Chosen(NamedTuple):
-    """What is asked for."""
+class Arguments(NamedTuple):
+    """The arguments of `featuremill groups`."""
 
     run_folder: Path
     table: Path | None
@@ -44,40 +45,40 @@ class Chosen(NamedTuple):
     pool: Sequence[Pool]
     output: Path
     id_column: str = ""
-    """The table's column of ids; "" to find it by its name."""
+    """The table's column of ids; if "", it is found by its name."""
 
 
 class Member(NamedTuple):
-    """A record of the run, or an id of the table, and what became of it."""
+    """A record of the run or an id of the table, with its status."""
 
     id: str
     group: str
     status: str
-    """`pooled`, or why it is not."""
+    """`pooled`, or the reason against it."""
 
 
 class Grouping(NamedTuple):
-    """Which records are of which group."""
+    """The groups, and a function from ids to groups."""
 
     columns: Sequence[str]
-    """The columns that identify a group: the keys of ids, if a table has groups, and the group."""
+    """The columns that identify a group: the sample (for tables with samples), and the group."""
     keys: Sequence[Sequence[str]]
-    """The values of these columns, for each group."""
+    """The values of these columns for each group."""
     number_of: Callable[[str], int | None]
-    """Returns the number of a record's group; None where it has none."""
+    """Returns the number of a record's group, or None."""
     ids: Sequence[str]
-    """The ids that a table names; empty where the groups are samples."""
+    """The ids in the table; empty if groups consist of samples."""
     num_empty: int
-    """Rows of the table, or samples, without a group."""
+    """The number of table rows or samples without a group."""
 
     def name_of(self, id: str) -> str:
-        """Return what the group of a record is called, "" where it has none."""
+        """Return the name of a record's group, or ""."""
         number = self.number_of(id)
         return "" if number is None else self.keys[number][-1]
 
 
 class Sums:
-    """The vectors of all groups, as far as records were added."""
+    """The sums and maxima of the vectors that were added to each group."""
 
     def __init__(self, num_groups: int, width: int) -> None:
         self.counts_G = np.zeros(num_groups, np.int64)
@@ -87,7 +88,7 @@ class Sums:
         self.largest_GE = np.full((num_groups, width), -np.inf, np.float32)
 
     def add(self, group: int, vector_E: npt.NDArray[np.float32]) -> None:
-        """Add a record to its group."""
+        """Add the vector of a record to a group."""
         self.counts_G[group] += 1
         before_E, more_E = self.sums_GE[group], vector_E.astype(np.float64)
         sum_E = before_E + more_E
@@ -97,7 +98,7 @@ class Sums:
         np.maximum(self.largest_GE[group], vector_E, out=self.largest_GE[group])
 
     def pooled(self, pool: Pool, chosen_G: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return the vectors of the groups that are chosen."""
+        """Return the pooled vectors of the groups `chosen_G`."""
         if pool == "max":
             return self.largest_GE[chosen_G]
         pooled_GE = self.sums_GE[chosen_G] + self.errors_GE[chosen_G]
@@ -106,20 +107,20 @@ class Sums:
         return pooled_GE.astype(np.float32)
 
 
-def pool(chosen: Chosen) -> None:
+def pool(args: Arguments) -> None:
     """Write the vectors of groups, the status of each member, and the card.
 
     Raises:
-        UserError: when features, table or the output are not fit for it.
+        UserError: features, table or output are wrong, or nothing is pooled.
     """
-    if chosen.output.suffix != ".parquet":
-        raise UserError(f"{chosen.output}: the table is a .parquet; give such a name.")
-    run = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
-    grouping = _grouping(run, chosen, log)
+    if args.output.suffix != ".parquet":
+        raise UserError(f"{args.output}: the table is a .parquet; give such a name.")
+    run = features.open(args.run_folder, args.vectors, choosing="--vectors")
+    grouping = _grouping(run, args, log)
     missing_G = np.zeros(len(grouping.keys), np.int64)
     sums = Sums(len(grouping.keys), run.width)
     counts = Counter[str]()
-    card, members, table = map(Path, TABLE.files(str(chosen.output)))
+    card, members, table = map(Path, TABLE.files(str(args.output)))
     with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = TsvWriter(file, [*run.id_columns.names, *Member._fields[1:]])
@@ -130,9 +131,9 @@ def pool(chosen: Chosen) -> None:
                     missing_G[number] += 1
                 rows.row([*run.id_columns.cells(member.id), *member[1:]])
         if not counts[POOLED]:
-            raise _none_pooled(chosen, run, grouping)
-        _write(table_path, grouping, sums, missing_G, chosen.pool)
-        content = _card(chosen, run, counts)
+            raise _none_pooled(args, run, grouping)
+        _write(table_path, grouping, sums, missing_G, args.pool)
+        content = _card(args, run, counts)
         content["counts"] |= {
             "groups": int((sums.counts_G > 0).sum()),
             "groups_without_vector": int((sums.counts_G == 0).sum()),
@@ -140,31 +141,31 @@ def pool(chosen: Chosen) -> None:
             "rows_without_group": grouping.num_empty,
         }
         write_json(card, content)
-    _say(chosen, content["counts"])
+    _log_counts(args, content["counts"])
 
 
-def refuse_unfit(run: Listed, chosen: Chosen) -> None:
-    """Raise UserError if no group has a planned record, before any vector is computed.
+def refuse_unfit(run: Listed, args: Arguments) -> None:
+    """Check groups before vectors are computed.
 
     Raises:
-        UserError: as `pool` does.
+        UserError: no group has a planned record, or the table is wrong.
     """
-    grouping = _grouping(run, chosen, None)
+    grouping = _grouping(run, args, None)
     if not any(grouping.number_of(id) is not None for id, _ in run.digests()):
-        raise _none_pooled(chosen, run, grouping)
+        raise _none_pooled(args, run, grouping)
 
 
-def _grouping(run: Listed, chosen: Chosen, log: logging.Logger | None) -> Grouping:
-    """Return the groups of the table, or of the samples; `log` warns of ids of no record."""
-    if chosen.table is None:
-        return _of_sheet(run, chosen.column or SAMPLE)
-    if chosen.column is None:
-        raise UserError(f"{chosen.table}: name its column of groups with --column.")
+def _grouping(run: Listed, args: Arguments, log: logging.Logger | None) -> Grouping:
+    """Return the groups of the table or of the samples; log a warning for ids without a record."""
+    if args.table is None:
+        return _sample_groups(run, args.column or SAMPLE)
+    if args.column is None:
+        raise UserError(f"{args.table}: name its column of groups with --column.")
     label_of, num_empty = labels.read(
-        chosen.table, chosen.column, None, run.id_columns, chosen.id_column, log=log
+        args.table, args.column, None, run.id_columns, args.id_column, log=log
     )
     records = labels.NamedRecords(f"record of {run.name}", run.id_columns, log)
-    label_of = labels.by_record(label_of, chosen.table, [run], records)
+    label_of = labels.by_record(label_of, args.table, [run], records)
     key_of = {id: (*run.id_columns.cells(id)[:-1], label.name) for id, label in label_of.items()}
     keys = list(dict.fromkeys(key_of.values()))
     number = {key: number for number, key in enumerate(keys)}
@@ -173,7 +174,7 @@ def _grouping(run: Listed, chosen: Chosen, log: logging.Logger | None) -> Groupi
     return Grouping(columns, keys, number_of.get, list(label_of), num_empty)
 
 
-def _of_sheet(run: Listed, column: str) -> Grouping:
+def _sample_groups(run: Listed, column: str) -> Grouping:
     about = run.samples()
     if not about:
         raise UserError(
@@ -201,7 +202,7 @@ def _of_sheet(run: Listed, column: str) -> Grouping:
 
 
 def _members(run: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
-    """Yield the status of each record and of each id of the table, and sum the vectors."""
+    """Add the vectors to `sums`; yield the status of each record and of each id in the table."""
     left = dict.fromkeys(grouping.ids)
     progress, num_read = Progress(log, "adding up"), 0
     for ids, vectors in run.blocks():
@@ -235,15 +236,15 @@ def _refuse_not_finite(run: Features, ids: Sequence[str], vectors: features.Matr
         )
 
 
-def _none_pooled(chosen: Chosen, run: Listed, grouping: Grouping) -> UserError:
+def _none_pooled(args: Arguments, run: Listed, grouping: Grouping) -> UserError:
     if not grouping.ids:
         return UserError(
-            f"{run.name}: no sample with features has a group in {chosen.column!r}; fill it in."
+            f"{run.name}: no sample with features has a group in {args.column!r}; fill it in."
         )
-    theirs = run.ids_of(np.arange(1))[0]
+    first_of_run = run.ids_of(np.arange(1))[0]
     return UserError(
-        f"{chosen.table}: none of its {len(grouping.ids):,} ids has features in {run.name}: its "
-        f"first is {clipped(grouping.ids[0])!r}, the run's first is {clipped(theirs)!r}; "
+        f"{args.table}: none of its {len(grouping.ids):,} ids has features in {run.name}: its "
+        f"first is {clipped(grouping.ids[0])!r}, the run's first is {clipped(first_of_run)!r}; "
         "write the ids as the run has them."
     )
 
@@ -274,15 +275,15 @@ def _write(
     pq.write_table(pa.table(columns), path)
 
 
-def _card(chosen: Chosen, run: Features, counts: Mapping[str, int]) -> dict[str, Any]:
-    made_of = [*filter(None, [chosen.table]), chosen.run_folder / "manifest.json"]
+def _card(args: Arguments, run: Features, counts: Mapping[str, int]) -> dict[str, Any]:
+    inputs = [*filter(None, [args.table]), args.run_folder / "manifest.json"]
     return {
         "featuremill": VERSION,
-        "made_of": {str(path): sha256_of(path) for path in made_of},
-        "table": chosen.table and str(chosen.table),
-        "column": chosen.column or SAMPLE,
+        "made_of": {str(path): sha256_of(path) for path in inputs},
+        "table": args.table and str(args.table),
+        "column": args.column or SAMPLE,
         "of": {"run": run.name, "recipe": run.recipe, "column": run.column},
-        "pool": list(chosen.pool),
+        "pool": list(args.pool),
         "counts": {
             "pooled": counts[POOLED],
             "missing": counts["missing"],
@@ -291,10 +292,10 @@ def _card(chosen: Chosen, run: Features, counts: Mapping[str, int]) -> dict[str,
     }
 
 
-def _say(chosen: Chosen, counts: Mapping[str, int]) -> None:
+def _log_counts(args: Arguments, counts: Mapping[str, int]) -> None:
     groups = counted(counts["groups"], "group", "groups")
-    log.info("%s: %s of %s", chosen.output, groups, records(counts["pooled"]))
+    log.info("%s: %s of %s", args.output, groups, records(counts["pooled"]))
     if num_missing := counts["missing"]:
-        _, members, _ = TABLE.files(str(chosen.output))
-        says = counted(num_missing, "member has", "members have")
-        log.warning("%s no vector: %s lists each with the reason.", says, members)
+        _, members, _ = TABLE.files(str(args.output))
+        members_have = counted(num_missing, "member has", "members have")
+        log.warning("%s no vector: %s lists each with the reason.", members_have, members)

@@ -1,4 +1,4 @@
-"""heads: classes, numbers or letters of residues, predicted from features."""
+"""The step `heads`: train or import classifiers and regressions on features, and apply them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ COMMANDS = {
     )
 }
 DELIVERED = ("head.safetensors", "head.html", "missing.tsv", "held_out.parquet")
-"""The files of a head; its card comes last."""
+"""The files of a head besides its card, which is written last."""
 
 SECTION = dict[Name, Head]
 Problems = Iterator[tuple[tuple[str, ...], str]]
-"""Keys below `heads`, and what is wrong there."""
+"""Keys below `heads` in the config, each with a sentence about the problem."""
 
 
 def folder_of(name: str, head: Head, project: Project) -> str:
@@ -41,7 +41,7 @@ def folder_of(name: str, head: Head, project: Project) -> str:
 
 
 def features_of(head: Head, project: Project) -> list[str]:
-    """Return the folders of a head's features, in its order."""
+    """Return the folders of a head's features, in the order of the head."""
     return [project.features_of(name) for name in head.of or project.features]
 
 
@@ -53,12 +53,13 @@ def fragments_of(project: Project) -> str | None:
 
 
 def predictions_of(name: str, project: Project, more: str = "") -> str:
-    """Return the path of a head's predictions for the project's records, or for others."""
+    """Return the path of a head's predictions for the project's records, or for those of the
+    features called `more` in the section's `predict`."""
     return f"{project.folder}/predictions/{name}{more and '.'}{more}.tsv"
 
 
 def predicted(name: str, head: Head, project: Project) -> Mapping[str, Sequence[str]]:
-    """Return the features of each table of predictions, by the table's path."""
+    """Return for each table of predictions, by path, the folders of the features it is made of."""
     more = {
         predictions_of(name, project, other): [project.features_of(run) for run in runs]
         for other, runs in head.predict.items()
@@ -67,7 +68,7 @@ def predicted(name: str, head: Head, project: Project) -> Mapping[str, Sequence[
 
 
 def problems(heads: Mapping[str, Head], project: Project) -> Problems:
-    """Yield missing sets of features, and vectors whose number does not fit the sets."""
+    """Yield problems of the config alone, such as missing sets of features."""
     for name, head in heads.items():
         try:
             sets = features_of(head, project)
@@ -76,7 +77,8 @@ def problems(heads: Mapping[str, Head], project: Project) -> Problems:
             continue
         if len(head.vectors) not in (0, 1, len(sets)):
             yield (name, "vectors"), f"give one for all, or one for each of {listed(sets)}."
-        is_ours = sets[0] in project.features.values()  # files of another run have its samples
+        # The folder of another run has samples of its own.
+        is_ours = sets[0] in project.features.values()
         if head.column and not head.labels and is_ours and not project.samples:
             yield (name, "column"), "labels and column belong together: name a table with labels."
         for more, runs in head.predict.items():
@@ -87,7 +89,7 @@ def problems(heads: Mapping[str, Head], project: Project) -> Problems:
 
 
 def problems_of_files(heads: Mapping[str, Head], project: Project) -> Problems:
-    """Yield missing columns, vectors and heads, and heads of other features."""
+    """Yield problems of files: missing columns, vectors or heads, and heads of other features."""
     from featuremill.features import chosen
 
     for name, head in heads.items():
@@ -107,7 +109,7 @@ def problems_of_files(heads: Mapping[str, Head], project: Project) -> Problems:
 
 
 def problems_of_records(heads: Mapping[str, Head], project: Project) -> Problems:
-    """Yield labels that are not of the records, and those of too few classes or groups."""
+    """Yield problems of labels with the planned records, such as too few classes or groups."""
     for name, head in heads.items():
         key = "labels" if head.labels else "column"
         yield from _refused((name, key), partial(classes_of, name, head, project))
@@ -124,7 +126,7 @@ def classes_of(name: str, head: Head, project: Project) -> Sequence[str]:
     """Return the classes that a head will learn from the planned records; none if unknown.
 
     Raises:
-        UserError: no head can be made of the labels.
+        UserError: if the labels are unfit for training.
     """
     from featuremill.features import Planned
     from featuremill.steps.heads.examples import Training, refuse_ahead
@@ -141,7 +143,7 @@ def classes_of(name: str, head: Head, project: Project) -> Sequence[str]:
 
 
 def _check_column(name: str, head: Head, project: Project, key: str, column: str | None) -> None:
-    """Raise UserError where labels lack the column, or rows of their table are wrong."""
+    """Raise UserError if the labels lack the column, or their table has an invalid row."""
     from featuremill.inputs import labels, samples
 
     if not column or (key == "group" and column == labels.ID):
@@ -165,7 +167,7 @@ def _check_column(name: str, head: Head, project: Project, key: str, column: str
 
 
 def _refuse_unfit(name: str, head: Head, project: Project) -> None:
-    """Raise UserError where an existing head is known not to take the features."""
+    """Raise UserError if an existing head is known not to fit the features."""
     from featuremill.features import chosen
     from featuremill.steps.heads.card import CARD, Card, Part
     from featuremill.steps.heads.predict import refuse_other_features
@@ -187,10 +189,8 @@ def _refuse_unfit(name: str, head: Head, project: Project) -> None:
         parts.append(known)
         takes_any_recipe |= known.settings is None
         if ahead := project.ahead(features):
-            wanted, of_residues = (
-                head.vectors_at(number) or known.column,
-                card.task == "per_residue",
-            )
+            wanted = head.vectors_at(number) or known.column
+            of_residues = card.task == "per_residue"
             column = chosen(ahead.schema, wanted, features, "vectors:", of_residues)
             settings = known.settings and known.settings.model_copy(update=ahead.settings)
             recipe = known.recipe if settings == known.settings else None
@@ -205,7 +205,7 @@ def _refuse_unfit(name: str, head: Head, project: Project) -> None:
 
 
 def products(heads: Mapping[str, Head], project: Project) -> Sequence[Product]:
-    """Return each head that is trained here, and its predictions."""
+    """Return the products of the step: each head that is trained, and each table of predictions."""
     every = []
     for name, head in heads.items():
         folder = folder_of(name, head, project)
@@ -238,7 +238,7 @@ def _figures(table: Path, missing: Path) -> Mapping[str, int]:
 
 
 def _trained(name: str, head: Head, folder: str, project: Project) -> Product:
-    """Return the files of a head that is trained here."""
+    """Return the product of a head that is trained from labels."""
     fragments, card = fragments_of(project), f"{folder}/head.json"
     inputs = [
         *filter(None, [head.labels]),
@@ -266,7 +266,7 @@ def _trained(name: str, head: Head, folder: str, project: Project) -> Product:
 
 
 def _listed(path: Path, labels: str | None, inputs: Sequence[str]) -> State:
-    """Return the options and the digest of the labels that the card at `path` has."""
+    """Return the state in the card at `path`: the options and the digest of the labels."""
     from featuremill.steps.heads.card import Card
 
     card = Card.find(path)
@@ -285,7 +285,7 @@ def _listed(path: Path, labels: str | None, inputs: Sequence[str]) -> State:
 
 
 def _grouped(column: str | None) -> str | None:
-    """Return the column of groups; None for samples and contigs, which a head takes by itself."""
+    """Return the column of groups; None for samples and contigs, which are the defaults."""
     from featuremill.inputs.samples import SAMPLE
     from featuremill.steps.heads.card import CONTIG
 

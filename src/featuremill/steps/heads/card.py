@@ -22,11 +22,11 @@ __all__ = ["CARD", "IS_SEEN", "NO", "UNKNOWN", "YES", "Card", "read", "read_held
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
 HELD_OUT = "held_out.parquet"
 IS_SEEN, YES, NO, UNKNOWN = "seen_in_training", "yes", "no", "unknown"
-"""The column that has whether a head was trained on a record, and its values."""
+"""The column that shows whether a head was trained on a record, and its values."""
 CONTIG = "contig"
-"""The group of a fragment, unless the labels have another one."""
+"""The default column of groups for labels of contigs."""
 Task = Literal["classification", "regression", "per_residue"]
-"""What a head predicts of a record: a class, a number, or a class for each residue."""
+"""What a head predicts for a record: a class, a number, or a class for each residue."""
 Tensors = Mapping[str, npt.NDArray[Any]]
 """The tensors of a head by name."""
 
@@ -41,10 +41,10 @@ def require(*packages: str) -> None:
 
 
 class Part(JsonRecord):
-    """One of the vectors that a head takes side by side."""
+    """One of the vectors that a head concatenates."""
 
     width: int
-    """Numbers in the vector."""
+    """Length of the vector."""
     column: str | None = None
     recipe: str | None = None
     """The recipe of the vectors; None if unknown, as for an imported head."""
@@ -70,7 +70,7 @@ class TableUsed(Source):
 
 
 class Calibration(JsonRecord):
-    """Turns logits into calibrated logits, so that scores are probabilities.
+    """A calibration of logits, so that scores are probabilities.
 
     A head that weights classes equally gives scores for equally frequent classes, and its logits
     may be too large or too small. One scale for all logits and one shift for each class correct
@@ -88,7 +88,7 @@ class Calibration(JsonRecord):
         return calibrated
 
     def built_in(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
-        """Return the tensors of a head with the calibration built into its last layer."""
+        """Return the tensors of a head, with the calibration folded into its last layer."""
         layer = "" if "bias" in tensors else "output_layer."
         weight, bias = (tensors[f"{layer}{key}"].astype(np.float64) for key in ("weight", "bias"))
         last = {f"{layer}weight": self.scale * weight, f"{layer}bias": self.logits(bias)}
@@ -96,7 +96,7 @@ class Calibration(JsonRecord):
 
 
 class Threshold(JsonRecord):
-    """A score from which on a record is called a class."""
+    """The lowest score at which a record is predicted as a class."""
 
     class_name: str
     of: Literal["precision", "recall"]
@@ -104,14 +104,15 @@ class Threshold(JsonRecord):
     """The precision or recall that the threshold has to reach."""
     score: float
     precision: list[float]
-    """Value and 95 % interval, on records of unseen groups; empty if no record was called so."""
+    """Value and 95 % interval on records of unseen groups; empty if none reached the threshold."""
     recall: list[float]
+    """Value and 95 % interval on records of unseen groups."""
     share: float
-    """Share of the labelled records that are of the class."""
+    """Share of the labelled records that have the class."""
 
     @property
     def in_words(self) -> str:
-        """The class and what its threshold has to reach."""
+        """The class, and the precision or recall that the threshold has to reach."""
         return f"{self.class_name} {self.of} {self.level}"
 
 
@@ -124,7 +125,7 @@ class Bin(JsonRecord):
     records: int
     mean_score: float
     share: float
-    """Share of these records that are of the class."""
+    """Share of these records that have the class."""
 
 
 class Card(JsonFile):
@@ -135,9 +136,9 @@ class Card(JsonFile):
     task: Task = "classification"
     kind: Literal["logistic", "mlp", "ridge"]
     classes: list[str]
-    """Classes in the order of the scores; none of a regression."""
+    """Classes in the order of the scores; empty for a regression."""
     features: list[Part]
-    """The vectors in the order side by side."""
+    """The vectors in the order of concatenation."""
     sha256: str
     """The sha256 of head.safetensors."""
     held_out_sha256: str | None = None
@@ -146,19 +147,19 @@ class Card(JsonFile):
     scores: dict[str, list[float]] = {}  # noqa: RUF012
     """Value and 95 % interval of each figure, on records of unseen groups."""
     guesses: dict[str, float] = {}  # noqa: RUF012
-    """The same figures for guessing by the frequencies of the classes."""
+    """The figures in `scores` for guesses that ignore the features."""
     mask: str = ""
-    """Letters of residues that are no label."""
+    """Letters that mark residues without a label."""
     of_classes: dict[str, dict[str, list[float]]] = {}  # noqa: RUF012
     """Precision, recall and F1 of each class of residues, each with its interval."""
     permutation_p: float | None = None
     """The share of shuffles of the labels that are predicted as well as the labels."""
     warnings: list[str] = []  # noqa: RUF012
-    """Warnings about its predictions."""
+    """Warnings about the head's predictions."""
     accuracy_gain: list[float] = []  # noqa: RUF012
-    """The accuracy less that of always the most frequent class, with its 95 % interval."""
+    """The accuracy minus that of always predicting the most frequent class, with its interval."""
     reliability: list[Bin] = []  # noqa: RUF012
-    """How often a class is right, by its score; with two classes, the second."""
+    """The share of correct predictions by score, per class; of two classes, for the second."""
     threshold: Threshold | None = None
     """None: the class with the highest score is predicted."""
     calibration: Calibration | None = None
@@ -166,9 +167,9 @@ class Card(JsonFile):
     confusion: list[list[int]] = []  # noqa: RUF012
     """Records of each class (rows) by predicted class (columns)."""
     setting: dict[str, float] = {}  # noqa: RUF012
-    """The setting that the inner folds chose."""
+    """The penalty or number of epochs that the inner folds chose."""
     setting_bounds: list[float] = []  # noqa: RUF012
-    """The first and the last setting that were tried."""
+    """The first and the last setting that could be chosen."""
     labels: TableUsed | None = None
     source: Source | None = None
     seed: int | None = None
@@ -177,17 +178,17 @@ class Card(JsonFile):
 
     @property
     def columns(self) -> list[str]:
-        """The columns of its scores in tables; the value of a regression."""
+        """The columns of scores in tables of predictions; of a regression, `value`."""
         return [f"score_{name}" for name in self.classes] or ["value"]
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Raise UserError if `folder`, which a head will replace, has files of something else."""
+    """Raise UserError if `folder`, which a head will replace, has other files than a head's."""
     cards.refuse_other_folder(
         folder,
         (CARD, TENSORS, PAGE, MISSING, HELD_OUT).__contains__,
         "a head is a folder, so name another",
-        "no head's, and a new head replaces all of a folder; name another --output, as in "
+        "not a head's, and a new head replaces all of a folder; name another --output, as in "
         "heads/NAME",
     )
 
@@ -220,15 +221,15 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
 
 
 class HeldOut(NamedTuple):
-    """The labelled records, in the order of their sha256. Each has the scores of a head that saw no
-    record of its group and no copy of it: the head itself has seen the label."""
+    """The labelled records, in the order of their sha256. The scores of a record are those of a
+    head that was trained without its group and without copies of it."""
 
     ids: list[str]
     sha256s: list[str]
     labels: list[str] | list[float]
     groups: list[str]
     scores_NC: npt.NDArray[np.float64]
-    """Scores in the order of the card's classes."""
+    """Scores, with columns in the order of the card's classes."""
 
 
 def write_held_out(
@@ -238,7 +239,7 @@ def write_held_out(
     columns: Mapping[str, Any],
     id_columns: IdColumns,
 ) -> str:
-    """Write the labelled records, in the order of their sha256; return the file's sha256."""
+    """Write held_out.parquet, in the order of `ids`; return its sha256."""
     cells = zip(*map(id_columns.cells, ids), strict=True)
     of_ids = dict(zip(id_columns.names, map(list, cells), strict=True))
     table = pa.table({**of_ids, "sha256": sha256s, **columns})

@@ -1,4 +1,4 @@
-"""The charts of a head's page: figures beside guessing, curves, reliability, confusion matrix."""
+"""The charts of a head's page: scores, curves, reliability, confusion matrix."""
 
 from __future__ import annotations
 
@@ -62,71 +62,71 @@ TERMS = (
     ),
 )
 MOST_CLASSES = 7
-"""Classes with a curve: as many as there are colours."""
+"""Largest number of classes with a curve, which is the number of colours."""
 MOST_POINTS = 300
-"""Points of a curve: a screen shows no more."""
+"""Largest number of points of a curve."""
 MOST_RECORDS = 2000
-"""Records of a regression's chart."""
+"""Largest number of records in the chart of a regression."""
 MOST_TEXT = 30
 ROW_PIXELS = 34
 CELL_PIXELS = (24, 64)
-"""The least and the largest side of a cell of the confusion matrix, in pixels."""
+"""The smallest and the largest side of a cell of the confusion matrix, in pixels."""
 MATRIX_PIXELS = 400
 WITH_COUNTS = 32
-"""The least side of a cell with a count, in pixels."""
+"""The smallest side of a cell with a count, in pixels."""
 LABEL_PIXELS = {"expr": "windowSize()[0] < 600 ? 110 : 220"}
-"""The most of a class's name beside the confusion matrix: a phone has 340 for both."""
+"""The largest width of a class's name beside the confusion matrix, in pixels."""
 MANY = 8
-"""Classes from which on their names stand steeply."""
+"""Number of classes from which their names are drawn steeply."""
 
 
 class Curve(NamedTuple):
-    """A class's records against all others, at each score that occurs as the threshold, falling."""
+    """The ROC and precision-recall curves of a class; thresholds T are all scores, descending."""
 
     name: str
     records: int
-    """Records of the class."""
+    """Number of records of the class."""
     share: float
-    """Share of all records that are of the class."""
+    """Share of all records that have the class."""
     false_T: Values
     """Share of the others with at least this score; begins with 0."""
     recall_T: Values
     """Share of the class with at least this score."""
     precision_T: Values
-    """Share of records with at least this score that are of the class; begins with 1."""
+    """Share of the records with at least this score that have the class; begins with 1."""
     area: float
     """Area under the ROC curve."""
     average_precision: float
-    """Mean of the precision at each score, weighted by the recall that it adds."""
+    """Mean precision over all scores, weighted by the gain of recall."""
 
 
-def curve(name: str, score_N: Values, is_it_N: npt.NDArray[np.bool_]) -> Curve:
-    """Return the curve of a class, computed by scikit-learn; both sides have records."""
+def curve(name: str, score_N: Values, is_class_N: npt.NDArray[np.bool_]) -> Curve:
+    """Return the curve of a class, computed by scikit-learn; class and others have records."""
     from sklearn import metrics
 
-    false_T, recall_T, _ = metrics.roc_curve(is_it_N, score_N, drop_intermediate=False)
-    precision_T, _, _ = metrics.precision_recall_curve(is_it_N, score_N)
+    false_T, recall_T, _ = metrics.roc_curve(is_class_N, score_N, drop_intermediate=False)
+    precision_T, _, _ = metrics.precision_recall_curve(is_class_N, score_N)
     return Curve(
         name,
-        int(is_it_N.sum()),
-        float(is_it_N.mean()),
+        int(is_class_N.sum()),
+        float(is_class_N.mean()),
         false_T,
         recall_T,
         precision_T[::-1],
         float(metrics.auc(false_T, recall_T)),
-        float(metrics.average_precision_score(is_it_N, score_N)),
+        float(metrics.average_precision_score(is_class_N, score_N)),
     )
 
 
 def curves(classes: Sequence[str], y_N: Labels, scores_NC: Values) -> list[Curve]:
-    """Return the curves of the classes in their order; of two classes that of the rarer one."""
+    """Return the curves of the classes in their order; of two classes, only of the rarer."""
     sizes = np.bincount(y_N, minlength=len(classes))
     numbers = [int(sizes[1] <= sizes[0])] if len(classes) == 2 else range(len(classes))
     return [curve(classes[number], scores_NC[:, number], y_N == number) for number in numbers]
 
 
 def of_curves(every: Sequence[Curve]) -> list[Figure]:
-    """Return the ROC curves and the precision-recall curves of the most frequent classes."""
+    """Return the ROC and the precision-recall figures of the most frequent classes."""
     most = sorted(every, key=lambda each: -each.records)[:MOST_CLASSES]
     shown = [each for each in every if each in most]
     names = [clipped(each.name, MOST_TEXT) for each in shown]
@@ -192,13 +192,13 @@ def _over(guide: Any, x: Any, y: Any, height: int, *layers: Any) -> Any:
 
 
 def in_words(card: Card, key: str) -> str:
-    """Return a figure with its interval and that of guessing."""
+    """Return the text of a score, its interval and the value of guessing."""
     value, low, high = card.scores[key]
     return f"{NAMES[key]} {value:.3f} ({low:.3f}–{high:.3f}; guessing {card.guesses[key]:.3f})"
 
 
 def scores(card: Card) -> Figure:
-    """Return the figures of a head of classes, each with its interval and that of guessing."""
+    """Return the chart of a head's scores, each with its interval and the value of guessing."""
     rows: list[dict[str, Any]] = [
         {"figure": NAMES[key], "value": value, "low": low, "high": high, "guess": card.guesses[key]}
         for key, (value, low, high) in card.scores.items()
@@ -230,7 +230,7 @@ def scores(card: Card) -> Figure:
 
 
 def numbers(y_N: Values, value_N: Values) -> Figure:
-    """Return the predicted numbers of held-out records beside their labels."""
+    """Return the chart of predicted numbers of held-out records against their labels."""
     shown = range(0, len(y_N), -(-len(y_N) // MOST_RECORDS))
     rows = [{"label": float(y_N[n]), "predicted": float(value_N[n])} for n in shown]
     ends = [{"label": float(end), "predicted": float(end)} for end in (y_N.min(), y_N.max())]
@@ -246,7 +246,7 @@ def numbers(y_N: Values, value_N: Values) -> Figure:
 
 
 def reliability(card: Card) -> Figure:
-    """Return how often a class is right, by its score."""
+    """Return the chart of the share of correct predictions by score."""
     value, low, high = card.scores["brier"]
     sentence = (
         f"A point is the records whose scores for a class lie in the same tenth; on the dashed "
@@ -282,7 +282,7 @@ def reliability(card: Card) -> Figure:
 
 
 def confusion(classes: Sequence[str], counts_CC: Sequence[Sequence[int]], of_what: str) -> Figure:
-    """Return the matrix of true (rows) and predicted classes; `of_what` ends its sentence."""
+    """Return the chart of true (rows) and predicted classes; `of_what` ends its sentence."""
     names = [clipped(name, MOST_TEXT) for name in classes]
     rows = [
         {"true": true, "predicted": name, "records": n, "share": n / max(1, sum(counts))}
@@ -309,7 +309,7 @@ def confusion(classes: Sequence[str], counts_CC: Sequence[Sequence[int]], of_wha
     chart = base.mark_rect(style="cell-bar").encode(color=color, tooltip=tooltip)
     if side >= WITH_COUNTS:
         fits = {"expr": f"width < {WITH_COUNTS * len(names)} ? 0 : 1"}
-        for style in ("lane-behind", "lane"):  # a rim, then the number, on any colour
+        for style in ("lane-behind", "lane"):  # an outline, then the number
             text = base.mark_text(style=style, opacity=fits, strokeOpacity=fits)
             chart += text.encode(text=alt.Text("records:Q", format=","))
     chart = chart.properties(width="container", height=side * len(names))

@@ -1,4 +1,4 @@
-"""head: trains classifiers and regressions on features of runs, imports and applies them."""
+"""featuremill head: train classifiers and regressions on features of runs, import or apply them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featuremill.kit.tables import add_options
 from featuremill.steps.heads.section import Head
 
 OF_SECTION = ("column", "id_column", "group", "task", "mask", "kind")
-"""Keys of a head in a config that are options of `head train`."""
+"""Keys of a head's section that are also options of `head train`."""
 
 VECTORS = {
     "--vectors COLUMN": "which vectors, where a run has several (such as mean_layer_33); once for "
@@ -42,7 +42,7 @@ IMPORT = {
     "--classes": "their names in the order of the scores, as in others,virus",
     "--dims": "numbers of the features that stand side by side, in order, as in 768,2560",
     **OUTPUT,
-    "--trust SHA256": "read this very file although it is a pickle, whose code then runs as you",
+    "--trust SHA256": "read the file with this digest although it is a pickle, which can run code",
 }
 PREDICT = {
     "head HEAD": "the head's folder, as in heads/NAME",
@@ -52,10 +52,10 @@ PREDICT = {
     **VECTORS,
     "--output FILE": ".tsv or .parquet; records without a prediction are listed in FILE's "
     ".missing.tsv",
-    "--any-recipe": "take features that were made otherwise than those the head was trained on",
+    "--any-recipe": "accept features of another recipe than those the head was trained on",
     "--probabilities FILE.parquet": "of a head for residues: also write the scores of each residue",
-    "--device": "computes records (default: the run's)",
-    "--weights FILE": "weights/<name>.json of a model of the head, where it is elsewhere",
+    "--device": "the device that computes records (default: the run's)",
+    "--weights FILE": "weights/<name>.json of a model of the head, if not where the run has it",
 }
 """Each option and its metavar, with its help."""
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -84,9 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
     acts = parser.add_subparsers(dest="act", required=True, metavar="train|import|predict")
     parsers = []
     for act, about, options in (
-        ("train", "fit a head to the features of labelled records, and say how good it is", TRAIN),
-        ("import", "take over a head of VirNucPro's shape from its state dict", IMPORT),
-        ("predict", "say the class of each record by its features, with a score a class", PREDICT),
+        ("train", "fit a head to the features of labelled records, and measure it", TRAIN),
+        ("import", "import a head of VirNucPro's shape from its state dict", IMPORT),
+        ("predict", "predict each record's class from its features, with a score a class", PREDICT),
     ):
         description = f"{about[0].upper()}{about[1:]}."
         parsers.append(acts.add_parser(act, help=about, description=description))
@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _head(arguments: argparse.Namespace) -> Head:
-    """Return the section of a config that these options are."""
+    """Return the options of `head train` as the section of a config."""
     levels = {"precision": arguments.precision, "recall": arguments.recall}
     threshold = {"class": arguments.threshold, **levels}
     section = {

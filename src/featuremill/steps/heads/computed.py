@@ -1,7 +1,7 @@
-"""Features of files, in place of a run's: of their records, computed here by the recipes of a head,
-or in the files that VirNucPro wrote. Payloads and ids are in memory, vectors in temporary files.
+"""Features for a head that are not of a run: computed from a file of records by the head's recipes,
+or read from files that VirNucPro wrote. Payloads and ids are in memory, vectors in temporary files.
 
-Computed features are those that a run of the file has: the same records, refused and failed for the
+Computed features equal those of a run of the file: the same records, refused and failed for the
 same reasons, and the same vectors. VirNucPro's files do not record how they were made; they have
 three layouts, distinguished by their keys:
 
@@ -44,24 +44,24 @@ from featuremill.steps.transfer.search.recipe import Origin, Recipe
 __all__ = ["LAYOUTS", "Layout"]
 ROWS_AT_ONCE = 4096
 CONFLICT = kind_of("the id stands for two different sequences")
-"""The core's reason; a test compares with that of a run."""
+"""The reason that a run has for such records; a test compares both."""
 log = logging.getLogger("featuremill.head")
 
 
 class Choices(NamedTuple):
-    """Where to compute."""
+    """The device and the weights that compute features."""
 
     device: DeviceChoice | None = None
     """The device; None: that of the run on which the head was trained."""
     weights: Sequence[Path] = ()
-    """Files weights/<name>.json, if not where the run has them."""
+    """Files weights/<name>.json that replace those of the run."""
 
 
 class NewRecords:
-    """The records of a file, accounted for as a run does, and their values by a recipe."""
+    """The records of a file, counted and refused as in a run, and their values by a recipe."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
-        """Read the file; refuse an id of two payloads, and count a record that is twice once."""
+        """Read the file. An id with two payloads is refused, a repeated record counts once."""
         self._recipe = recipe
         self.good: list[Record] = []
         """Each record once, in the order of the file."""
@@ -99,7 +99,7 @@ class NewRecords:
         self._failures[position] = failure
 
     def batches(self, start: int, end: int) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
-        """Yield the values of good records, and the indices of each row counted from `start`."""
+        """Yield for each row of values the indices of its records from `start`, and the values."""
 
         def refuse(index: int, reason: str) -> None:
             record = self.good[start + index]
@@ -115,10 +115,10 @@ class NewRecords:
 
 @dataclass(eq=False)
 class Vectors:
-    """Vectors of records that are in files, one for each id, read as those of a run.
+    """Vectors from files, one for each id, with the methods of a run's features.
 
     Raises:
-        UserError: an id occurs twice.
+        UserError: if an id occurs twice.
     """
 
     name: str
@@ -126,10 +126,10 @@ class Vectors:
     ids: Sequence[str]
     vectors: Matrix
     sha256s: Sequence[str] = ()
-    """The digest of each payload; none if unknown."""
+    """The digest of each payload; empty if unknown."""
     failed: Sequence[Failure] = ()
     rows: Rows | None = None
-    """The rows of `vectors` that the ids have, if not all."""
+    """The row of `vectors` for each id; None: the ids are in the order of the rows."""
     recipe: str | None = None
     settings: Settings | None = None
     id_columns: ClassVar[IdColumns] = ID_ALONE
@@ -159,10 +159,11 @@ class Vectors:
 def open_computed(
     folder: Path, path: Path, parts: Sequence[Part], choices: Choices
 ) -> list[Vectors]:
-    """Return the features of a file: those of each of the `parts` of the head in `folder`.
+    """Compute the features of a file of records, one for each of the `parts` of the head in
+    `folder`.
 
     Raises:
-        UserError: a recipe is unknown or cannot be repeated here, or no record can be computed.
+        UserError: if a recipe is unknown or cannot be repeated, or no record can be computed.
     """
     by_recipe: dict[str, list[Part]] = {}
     for part in parts:
@@ -175,11 +176,11 @@ def open_computed(
 
 
 def origin_of(folder: Path, part: Part, path: Path) -> Origin:
-    """Return what computed one of the vectors of the head in `folder`, to compute the same of the
-    records in `path`.
+    """Return the origin of a head's vectors, with which those of the records in `path` can be
+    computed.
 
     Raises:
-        UserError: it is not known.
+        UserError: if the origin is unknown.
     """
     if part.settings is None or part.column is None:
         config = shlex.quote(path.with_suffix(".yaml").name)
@@ -194,7 +195,7 @@ def origin_of(folder: Path, part: Part, path: Path) -> Origin:
 
 
 def _computed(path: Path, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors]:
-    """Return the vectors of all `parts`, which have one recipe."""
+    """Compute the vectors of all `parts`, which share the `recipe`."""
     new = NewRecords(path, recipe)
     vectors: dict[str, Matrix] = {}
     is_there = np.zeros(len(new.good), bool)
@@ -207,7 +208,7 @@ def _computed(path: Path, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors
             of_column = matrix(values.column(column))
             if column not in vectors:
                 shape, dtype = (len(new.good), of_column.shape[1]), of_column.dtype
-                with tempfile.TemporaryFile() as file:  # it ends with the array
+                with tempfile.TemporaryFile() as file:  # deleted with the array
                     file.truncate(shape[0] * shape[1] * dtype.itemsize)
                     vectors[column] = np.memmap(file, dtype, "r+", 0, shape)
             vectors[column][rows] = of_column[of_row]
@@ -233,14 +234,14 @@ def _computed(path: Path, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors
 
 
 class Layout(NamedTuple):
-    """A layout of files."""
+    """A layout of VirNucPro's files of features."""
 
     ids: str
     """The key of the ids in a file."""
     name: str
-    """The column of the features, and a part of the names of the files."""
+    """The column of the features; the names of the files contain it."""
     vectors: Callable[[Any, Sequence[str]], Matrix]
-    """Returns the vectors of the value under `data`."""
+    """A function that returns the vectors of the value under `data`."""
 
 
 def _of_tensors(data: Any, _ids: Sequence[str]) -> Matrix:
@@ -268,7 +269,7 @@ def _read(path: Path) -> tuple[Layout, list[str], Matrix]:
     """Return the layout, the ids and the vectors of the file `path`.
 
     Raises:
-        UserError: it has none of the layouts.
+        UserError: if it has none of the layouts.
     """
     import torch
 
@@ -296,13 +297,12 @@ def _read(path: Path) -> tuple[Layout, list[str], Matrix]:
 
 
 def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
-    """Return the features of each of the `paths`; files of one layout have the same features, read
-    one after the other. Memory holds the ids, a temporary file the vectors: torch takes seconds to
-    read some of these files.
+    """Return the features of each of the `paths`. Files of one layout are concatenated and share
+    their features. Vectors go to a temporary file, because torch reads these files slowly.
 
     Raises:
-        UserError: torch is not installed, a file has none of the layouts, or an id occurs twice in
-            one layout.
+        UserError: if torch is not installed, a file has none of the layouts, or an id occurs twice
+            in one layout.
     """
     if paths:
         require("safetensors", "torch")

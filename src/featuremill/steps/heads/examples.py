@@ -1,4 +1,4 @@
-"""The labelled records that a head learns from, and what makes them too few."""
+"""The labelled records that a head learns from, and the checks that they are enough."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.steps.heads import card, labels
 from featuremill.steps.heads.card import CONTIG, Task
 from featuremill.steps.heads.figures import FOLDS
-from featuremill.steps.heads.fitting import Rows, torn
+from featuremill.steps.heads.fitting import Rows, lost_classes
 from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, part_of, spread
 from featuremill.steps.heads.section import Head
 
 FEWEST_GROUPS = 3
-"""Groups that a class needs: to measure, to choose the setting, to learn."""
+"""Groups that a class needs: one to measure, one to choose the setting, one to learn."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -32,7 +32,7 @@ class Training(NamedTuple):
     """The arguments of `head train`."""
 
     head: Head
-    """The section of a config, or the options that are its keys."""
+    """The section of a config, or the same keys from the options."""
     runs: Sequence[Path]
     output: Path
     fragments: Path | None = None
@@ -42,19 +42,19 @@ class Training(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Labelled records with features, sorted by their sha256 and then their id, so that no fit
-    depends on the order of a run's rows."""
+    """Labelled records with features, sorted by sha256 and then by id, so that fits do not depend
+    on the order of a run's rows."""
 
     ids: list[str]
     sha256s: list[str]
-    """The sha256 of each payload; copies have the same."""
+    """The sha256 of each payload."""
     labels: list[Label]
     groups_R: npt.NDArray[np.str_]
     payload_R: npt.NDArray[np.int64]
-    """The number of each payload."""
+    """A number for each payload; equal payloads have the same number."""
 
     @classmethod
-    def of(
+    def in_order(
         cls, ids: Iterable[str], sha256_of_id: Mapping[str, str], label_of: Mapping[str, Label]
     ) -> Examples:
         """Return the records `ids`, sorted."""
@@ -75,26 +75,26 @@ class Examples(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a head learns from, of runs and labels."""
+    """The training data of a head, from runs and labels."""
 
     examples: Examples
     rows: Rows
     record_N: npt.NDArray[np.int64]
-    """The number of the record of each row."""
+    """The index of the record of each row."""
     classes: list[str]
     used: card.TableUsed
     parts: list[card.Part]
     id_columns: IdColumns
     missing: list[Lacking]
     counts: dict[str, int]
-    """Those of a card."""
+    """The counts of the card."""
 
 
 def gather(training: Training) -> Gathered:
     """Return the labelled records that have all features.
 
     Raises:
-        UserError: runs or labels cannot be used.
+        UserError: if runs or labels cannot be used.
     """
     head, runs = training.head, training.runs
     columns = spread(head.vectors, len(runs))
@@ -117,7 +117,7 @@ def gather(training: Training) -> Gathered:
         if id not in known
     ]
     missing.sort(key=lambda lacking: (of_id[lacking.id].line, lacking.id))
-    examples = Examples.of(ids, sha256s_of(parts[0], {*ids}), of_id)
+    examples = Examples.in_order(ids, sha256s_of(parts[0], {*ids}), of_id)
     row_of, start = {id: row for row, id in enumerate(examples.ids)}, 0
     x_NF = np.empty((len(ids), joined.width), blocks[0].dtype)
     for block in blocks:
@@ -139,15 +139,15 @@ def gather(training: Training) -> Gathered:
 
 
 def sha256s_of(features: Listed, ids: Container[str]) -> dict[str, str]:
-    """Return the sha256 of the payload of those of `ids` that are there."""
+    """Return the sha256 of the payload of each of `ids` that the features have."""
     return {id: sha256 for id, sha256 in features.digests() if id in ids}
 
 
 def refuse_ahead(training: Training, parts: Sequence[Listed]) -> list[str]:
-    """Return the classes that a head will have, before records have features.
+    """Return the classes that a head will have, before the features are computed.
 
     Raises:
-        UserError: as `train` does, as no head can be made of the labels.
+        UserError: if the labels are unfit for training, as `train` would find.
     """
     of_id, _, used = labelled(training, parts, None)
     sha256_of_id = sha256s_of(parts[0], of_id)
@@ -160,10 +160,11 @@ def refuse_ahead(training: Training, parts: Sequence[Listed]) -> list[str]:
         rows_of_ids = parts[0].rows_of(sha256_of_id)
         lengths = parts[0].records_of(np.array([*rows_of_ids.values()], np.int64))
         for id, row in rows_of_ids.items():
-            if len(of_id[id].name) > (longest := lengths[row].length):  # fewer may be cut
+            # Fewer letters are no error yet: the model may cut the record.
+            if len(of_id[id].name) > (longest := lengths[row].length):
                 labels.refuse_length(id, of_id[id], longest, parts[0].name, used.file)
         return numbered(of_id, [*sha256_of_id], training.head, used)[0]
-    examples = Examples.of(sha256_of_id, sha256_of_id, of_id)
+    examples = Examples.in_order(sha256_of_id, sha256_of_id, of_id)
     rows, classes = examples.rows(np.empty((len(examples.ids), 0)), training.head.task)
     refuse_unfit(rows, np.arange(len(examples.ids)), classes, used, training.head)
     return classes
@@ -172,7 +173,7 @@ def refuse_ahead(training: Training, parts: Sequence[Listed]) -> list[str]:
 def without_features(
     of_id: Mapping[str, Label], used: card.TableUsed, parts: Sequence[Listed]
 ) -> UserError:
-    """Return the error for labels of which none is of a record with features."""
+    """Return the error that no label belongs to a record with features."""
     first = parts[0].ids_of(np.arange(1))
     theirs = f", the run's first is {clipped(first[0])!r}" if first else ""
     return UserError(
@@ -185,10 +186,10 @@ def without_features(
 def labelled(
     training: Training, parts: Sequence[Listed], log: logging.Logger | None
 ) -> labels.Labels:
-    """Return the labels by the ids of records; `log` warns of those that are of none.
+    """Return the labels by the ids of records. `log` gets warnings of labels without a record.
 
     Raises:
-        UserError: there are no such labels, or few are of any record.
+        UserError: if there are no such labels, or few of them belong to a record.
     """
     head, id_columns = training.head, parts[0].id_columns
     of_residues = head.task == "per_residue"
@@ -214,11 +215,11 @@ def labelled(
 def numbered(
     of_id: Mapping[str, Label], ids: Sequence[str], head: Head, used: card.TableUsed
 ) -> tuple[list[str], list[labels.Numbers]]:
-    """Return the letters of residues that are classes, and the numbers of the classes of the
-    residues of each record.
+    """Return the letters that are classes of residues, and for each record the class numbers of its
+    residues.
 
     Raises:
-        UserError: classes or groups are too few.
+        UserError: if classes or groups are too few.
     """
     classes = labels.letters_of(of_id, ids, head.mask or "", used.file)
     numbers_R = [labels.numbers_of(of_id[id].name, classes) for id in ids]
@@ -238,8 +239,8 @@ def refuse_unfit(
     used: card.TableUsed,
     head: Head,
 ) -> None:
-    """Raise UserError if classes and groups are too few to learn or to measure, or none of the
-    classes is that of the threshold."""
+    """Raise UserError if classes or groups are too few to learn or to measure, or the class of the
+    threshold has no record."""
     where = f"{used.file}: {used.column!r}" if used.column else f"{used.file}: the label"
     group, y_N, groups_N = used.group, rows.y_N, rows.groups_N
     remedy = "name the letter in the mask" if head.task == "per_residue" else "leave it out"
@@ -269,7 +270,7 @@ def refuse_unfit(
             f"too few for {FOLDS} folds; label more, or name another column of groups, or the "
             "group id, which is each record."
         )
-    for number in torn(rows):
+    for number in lost_classes(rows):
         shared = f"each {group} with other classes, or its sequences" if group else "its sequences"
         raise UserError(
             f"{where}: the class {clipped(classes[number])!r} shares {shared} with other records, "

@@ -1,7 +1,7 @@
-"""Figures of predictions, their 95 % intervals, and the folds to measure them.
+"""Scores of predictions (accuracy, AUC, R² and others) with 95 % intervals, and stratified folds.
 
-A figure is a function of weights, the number of times that each item counts. In a draw of whole
-groups, the weight of an item is how often its group was drawn.
+A score is a function of weights, the number of times that each item counts. In a bootstrap draw of
+whole groups, the weight of an item is how often its group was drawn.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Estimate", "confusion", "estimates", "of_counts"]
 FOLDS = 5
 RESAMPLES = 1000
 FEW_GROUPS = 20
-"""Groups below which an interval is a rough guess."""
+"""Number of groups below which an interval is rough."""
 SHARED = 2.0
-"""The variance of a figure over that of the held-out records alone. Heads of two folds learn from
-each other's records, so without a signal each pair of records counts twice."""
+"""The ratio of a score's variance to that of the held-out records alone. Heads of two folds learn
+from each other's records, so without a signal each pair of records counts twice."""
 NORMAL = 1.959964
-"""95 % of a normal distribution lie within so many deviations."""
+"""The 97.5 % quantile of the normal distribution."""
 RANGES = {
     "mcc": (-1, 1),
     "spearman": (-1, 1),
@@ -31,18 +31,18 @@ RANGES = {
     "r2": (-np.inf, 1),
     "rmse": (0, np.inf),
 }
-"""The least and the largest value of figures that are not between 0 and 1."""
+"""The range of scores that are not between 0 and 1."""
 TINY = 1e-12
-"""Sums of shares that differ by less are equal."""
+"""Sums of shares that differ by less count as equal."""
 BINS = 10
-"""Bins of a reliability table."""
+"""Number of bins of a reliability table."""
 Labels = npt.NDArray[np.int64]
-"""The number of each item's class."""
+"""The class number of each item."""
 Values = npt.NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % interval."""
+    """A score and its 95 % interval."""
 
     value: float
     low: float
@@ -52,10 +52,10 @@ class Estimate(NamedTuple):
 def estimates(
     figures_of: Callable[[Values], Mapping[str, float]], groups_N: npt.NDArray[Any]
 ) -> dict[str, Estimate]:
-    """Return each figure with its interval, by the deviation over draws of whole groups.
+    """Return each score with its interval, from the deviation over bootstrap draws of groups.
 
     Student's t allows for few groups, and SHARED for heads that learn from each other's records.
-    `groups_N` has the group of each item. Draws for which a figure is NaN do not count.
+    `groups_N` has the group of each item. Draws for which a score is NaN are ignored.
     """
     _, group_N = np.unique(groups_N, return_inverse=True)
     num_groups, random = int(group_N.max()) + 1, np.random.default_rng(0)
@@ -91,9 +91,9 @@ def folds_of(
     """Return the fold of each item: groups stay whole, and each fold gets about the same share of
     every class.
 
-    Groups with large shares of a class are placed first, each in the fold where the sum of squared
-    shares grows least; among equal folds, in the one with fewest items. scikit-learn's
-    StratifiedGroupKFold takes over 1 ms a group, here it is 20 µs.
+    Groups with large shares of a class are assigned first, each to the fold where the sum of
+    squared shares grows least; among equal folds, to the fold with the fewest items. This takes
+    20 µs per group, scikit-learn's StratifiedGroupKFold more than 1 ms.
     """
     _, group_N, sizes = np.unique(groups_N, return_inverse=True, return_counts=True)
     num_classes = int(y_N.max()) + 1
@@ -116,7 +116,7 @@ def folds_of(
 def confusion(
     predicted_N: Labels, true_N: Labels, num_classes: int, weight_N: Values | None = None
 ) -> npt.NDArray[Any]:
-    """Return how many items of each true class (rows) are predicted as each class (columns)."""
+    """Return the confusion matrix: items of each true class (rows) by predicted class (columns)."""
     cell_N = true_N * num_classes + predicted_N
     counts = np.bincount(cell_N, weight_N, minlength=num_classes**2)
     return counts.reshape(num_classes, num_classes)
@@ -172,8 +172,8 @@ def of_guesses(sizes_C: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def ranks(score_N: Values, folds_N: Labels) -> Callable[[Values], Values]:
-    """Return a function of weights: for each item, the weight of the items of its fold with a lower
-    score, plus half of that of equal ones. Scores are sorted once."""
+    """Return a function of weights: for each item, the weight of items of its fold with a lower
+    score, plus half the weight of items with the same score. Scores are sorted once."""
     order = np.lexsort((score_N, folds_N))
     in_order, fold_N = score_N[order], folds_N[order]
     is_new = np.append(True, (np.diff(in_order) != 0) | (np.diff(fold_N) != 0))
@@ -193,12 +193,12 @@ def ranks(score_N: Values, folds_N: Labels) -> Callable[[Values], Values]:
 def auc(
     score_N: Values, is_positive_N: npt.NDArray[np.bool_], folds_N: Labels
 ) -> Callable[[Values], float]:
-    """Return a function of weights: the chance that a positive has a higher score than a negative
-    of its fold; ties count half. NaN if no fold has both.
+    """Return a function of weights: the probability that a positive has a higher score than a
+    negative of its fold; ties count half. NaN if no fold has both.
 
-    Each fold has a head of its own. Where a fold holds many of a class, its head learnt from few
-    and gives the class lower scores, so over pairs of different folds random labels have an AUC
-    below 0.5 (Parker, Günter and Bedo 2007, doi:10.1186/1471-2105-8-326).
+    Each fold has its own head. If a fold has many items of a class, its head learnt from few and
+    gives the class lower scores. Pairs across folds would give random labels an AUC below 0.5
+    (Parker, Günter and Bedo 2007, doi:10.1186/1471-2105-8-326).
     """
     ranks_of = ranks(score_N, folds_N)
 
@@ -226,7 +226,7 @@ def brier(scores_NC: Values, y_N: Labels) -> Values:
 
 
 def r2(value_N: Values, y_N: Values, weight_N: Values) -> float:
-    """Return the share of the variance that is explained; NaN if there is none."""
+    """Return the explained share of the variance; NaN if the variance is 0."""
     total = weight_N @ np.square(y_N - np.average(y_N, weights=weight_N))
     return float(1 - weight_N @ np.square(value_N - y_N) / total) if total > 0 else float("nan")
 
@@ -240,8 +240,8 @@ def spearman(value_N: Values, y_N: Values, folds_N: Labels) -> Callable[[Values]
     """Return a function of weights: Spearman's rank correlation within folds, the mean over items;
     NaN if no fold has different numbers.
 
-    As with the AUC of classes, values of different folds are of different regressions. Each is
-    about the mean of what it learnt from, and that is high where the fold's own numbers are low.
+    As for the AUC, values of different folds come from different regressions. Each predicts about
+    the mean of its training data, which is high if the numbers of its fold are low.
     """
     functions = [ranks(each_N, folds_N) for each_N in (value_N, y_N)]
 

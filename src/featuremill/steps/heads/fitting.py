@@ -1,6 +1,6 @@
-"""Fits a head: logistic regression, ridge regression, or the multilayer perceptron of VirNucPro.
+"""Fit a head: logistic regression, ridge regression, or the multilayer perceptron of VirNucPro.
 
-scikit-learn fits the regressions, torch the perceptron. Folds inside the training side choose one
+scikit-learn fits the regressions, torch the perceptron. Inner folds of the training data choose one
 setting: the penalty, or the number of epochs. Classes weigh equally in a fit; calibration then
 restores their frequencies. The result depends on data and seed and, in its last digits, on the
 libraries, the machine and the number of threads. Rows are sorted by their sha256.
@@ -29,13 +29,13 @@ from featuremill.steps.heads.network import (
 )
 
 Tensors = dict[str, npt.NDArray[Any]]
-"""Tensors of a head, by name."""
+"""The tensors of a head by name."""
 Flags = npt.NDArray[np.bool_]
 FIFTHS = 5
 MOST_STEPS = 100
-"""Steps of L-BFGS."""
-ENOUGH = 1e-5
-"""A logistic regression ends where no derivative of the mean loss is larger."""
+"""Largest number of L-BFGS iterations."""
+TOLERANCE = 1e-5
+"""L-BFGS stops when no derivative of the mean loss is larger."""
 HIDDEN = 512
 DROPOUT = 0.5
 LEARNING_RATE = 1e-3
@@ -43,41 +43,41 @@ BATCH = 256
 MOST_EPOCHS = 40
 SHUFFLES = 199
 MOST_SHUFFLED = 2**13
-"""Rows whose labels are shuffled, drawn evenly."""
+"""Largest number of rows for shuffled labels; of more rows, so many are drawn."""
 SHUFFLED_PENALTY = 0.1
 NUMBERS_AT_ONCE = 2**24
-"""Shuffled labels in memory."""
+"""Largest number of shuffled labels in memory."""
 log = logging.getLogger("featuremill.head")
 
 
 class Rows(NamedTuple):
-    """What fits learn from: records, or residues of records."""
+    """Training data: records, or residues of records."""
 
     x_NF: Matrix
     y_N: npt.NDArray[Any]
-    """The number of each row's class; of a regression, the row's label."""
+    """The class number of each row; for a regression, the label."""
     groups_N: npt.NDArray[Any]
     payload_N: npt.NDArray[Any]
-    """The number of each row's payload: copies have the same."""
+    """A number for each row's payload; equal payloads have the same number."""
     num_classes: int = 0
-    """The number of classes; 0 of a regression."""
+    """The number of classes; 0 for a regression."""
 
     def where(self, is_in_N: Flags) -> Self:
-        """Return some of the rows."""
+        """Return the rows that the mask selects."""
         x_NF, y_N, groups_N, payload_N = (each_N[is_in_N] for each_N in self[:4])
         return type(self)(x_NF, y_N, groups_N, payload_N, self.num_classes)
 
     def folds(self, seed: Literal[0, 1]) -> npt.NDArray[np.int64]:
-        """Return the folds that measure a head (0), or those that choose its setting (1). Groups
-        stay whole, and each fold has about the same share of every class; of numbers, of every
-        fifth of them."""
+        """Return the folds that measure a head (seed 0), or those that choose its setting (seed 1).
+        Groups stay whole, and each fold has about the same share of every class or, of numbers, of
+        every quintile."""
         if self.num_classes:
             return folds_of(self.groups_N, self.y_N, FOLDS, seed)
         rank_N = np.argsort(np.argsort(self.y_N, kind="stable"), kind="stable")
         return folds_of(self.groups_N, rank_N * FIFTHS // len(self.y_N), FOLDS, seed)
 
     def apart_from(self, is_held_out_N: Flags) -> Flags:
-        """Return which rows a fit may see: none that is held out, and no copy of one."""
+        """Return the mask of rows that are neither held out nor copies of held-out rows."""
         return ~np.isin(self.payload_N, self.payload_N[is_held_out_N])
 
 
@@ -101,16 +101,16 @@ class Logistic:
                 C=1 / ((1 if is_of_two else 2) * len(x_NF) * penalty),
                 class_weight="balanced",
                 max_iter=MOST_STEPS,
-                tol=ENOUGH,
+                tol=TOLERANCE,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # a penalty that is too small
                 model.fit(x_NF, rows.y_N)
             weight_CF, bias_C = model.coef_, model.intercept_
-            if is_of_two:  # scikit-learn has those of the second class alone
+            if is_of_two:  # scikit-learn returns the second class only
                 weight_CF, bias_C = (np.concatenate([-a, a]) / 2 for a in (weight_CF, bias_C))
             every_CF = np.zeros((rows.num_classes, x_NF.shape[1] + 1), np.float32)
-            every_CF[:, -1] = bias_C.min() - 10  # of a class that no row has
+            every_CF[:, -1] = bias_C.min() - 10  # for classes without a row
             every_CF[model.classes_] = np.column_stack([weight_CF, bias_C])
             yield standard | {"weight": every_CF[:, :-1], "bias": every_CF[:, -1]}
 
@@ -124,7 +124,7 @@ class Ridge:
     patience = len(settings)
 
     def heads(self, rows: Rows, settings: Sequence[float]) -> Iterator[Tensors]:
-        """Yield the regression for each penalty; all share the products of the features."""
+        """Yield the regression for each penalty; the features are multiplied once for all."""
         from sklearn.linear_model import Ridge as Model
 
         standard = standardisation(rows.x_NF)
@@ -168,11 +168,11 @@ class Perceptron:
         loss_of = nn.CrossEntropyLoss(weight=balance)
         optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
         for epoch in range(1, int(max(settings)) + 1):
-            # Of nearly equal sizes: BatchNorm needs at least two items in a batch.
+            # Batches of nearly equal size: BatchNorm needs at least two items in each.
             order = torch.randperm(len(x), generator=generator)
             for batch in order.tensor_split(-(-len(x) // BATCH)):
                 hidden = norm(hidden_layer(x[batch])).relu()
-                # nn.Dropout would draw from torch's one global generator.
+                # nn.Dropout would draw from torch's global generator.
                 kept = torch.rand(hidden.shape, generator=generator) >= DROPOUT
                 loss = loss_of(output_layer(hidden * kept / (1 - DROPOUT)), y[batch])
                 optimizer.zero_grad()
@@ -184,15 +184,16 @@ class Perceptron:
 
 
 Learner = Logistic | Ridge | Perceptron
-"""A method to fit a head: `heads` yields one for each setting, fitted to all rows. Folds choose one
-of the `settings`, and stop after as many without a better one as the `patience`."""
+"""A method to fit a head: `heads` yields a head for each setting, fitted to all rows. Folds choose
+one of the `settings`; they stop when `patience` settings in a row are no better."""
 
 
 def _singles(standard: Tensors, x_NF: Matrix) -> npt.NDArray[np.float32]:
-    """Return standardised features in float32, in blocks, so that few are float64 at a time."""
+    """Return standardised features in float32, converted in blocks to save memory."""
     import torch
 
-    singles_NF: npt.NDArray[np.float32] = torch.empty(x_NF.shape).numpy()  # always aligned alike
+    # NumPy's alignment varies; torch's is fixed, and so are the last digits of a fit.
+    singles_NF: npt.NDArray[np.float32] = torch.empty(x_NF.shape).numpy()
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         singles_NF[rows] = standardised(standard, x_NF[rows])
@@ -205,9 +206,9 @@ class Fitted(NamedTuple):
     head: Tensors
     setting: float
     calibration: Calibration | None
-    """The calibration that is built into the head; None of a regression."""
+    """The calibration, which is folded into the head; None for a regression."""
     held_out_NC: Values
-    """The outputs for the rows, each by an inner fold that did not see it."""
+    """The outputs for the rows, each from an inner fold that was fitted without the row."""
 
 
 def _calibrated(logits_NC: Values, rows: Rows) -> tuple[Calibration | None, Values, float]:
@@ -221,11 +222,10 @@ def _calibrated(logits_NC: Values, rows: Rows) -> tuple[Calibration | None, Valu
 
 
 def chosen_and_fitted(learner: Learner, rows: Rows) -> Fitted:
-    """Return the head fitted with the setting that folds of whole groups choose: the one with the
-    least loss of calibrated outputs for rows of unseen groups and payloads. The calibration comes
-    from the same logits. A fold ends where several settings in a row are no better."""
+    """Return the head fitted with the setting whose calibrated outputs have the smallest loss on
+    held-out groups and payloads. The calibration is fitted to the same held-out logits."""
     folds_N, by_fold = rows.folds(1), []
-    for fold in np.unique(folds_N).tolist():  # of few groups some folds are empty
+    for fold in np.unique(folds_N).tolist():  # with few groups, some folds are empty
         is_held_out_N = folds_N == fold
         held_out, learnt = rows.where(is_held_out_N), rows.where(rows.apart_from(is_held_out_N))
         tried, losses = list[Values](), list[float]()
@@ -236,7 +236,7 @@ def chosen_and_fitted(learner: Learner, rows: Rows) -> Fitted:
                 break
         by_fold.append((is_held_out_N, tried))
     every = []
-    of_all = zip(*(tried for _, tried in by_fold), strict=False)  # as many as all tried
+    of_all = zip(*(tried for _, tried in by_fold), strict=False)  # settings that all folds tried
     for setting, of_setting in zip(learner.settings, of_all, strict=False):
         logits_NC = np.empty((len(rows.y_N), max(1, rows.num_classes)))
         for (is_held_out_N, _), of_fold_NC in zip(by_fold, of_setting, strict=True):
@@ -249,16 +249,17 @@ def chosen_and_fitted(learner: Learner, rows: Rows) -> Fitted:
 
 
 class Fold(NamedTuple):
-    """A fold that measures, and the head that it measures."""
+    """An outer fold, and the head that was fitted without it."""
 
     held_out_N: Flags
+    """The mask of the rows that measure the head."""
     learns_N: Flags
-    """The rows that the head was fitted to."""
+    """The mask of the rows that the head was fitted to."""
     fitted: Fitted
 
 
 def fitted_folds(learner: Learner, rows: Rows) -> Iterator[Fold]:
-    """Yield each fold, with a head that saw no row of its groups and no copy of its rows."""
+    """Yield each outer fold, with a head fitted without its groups and copies of its rows."""
     folds_N = rows.folds(0)
     for fold in range(FOLDS):
         held_out_N = folds_N == fold
@@ -269,16 +270,16 @@ def fitted_folds(learner: Learner, rows: Rows) -> Iterator[Fold]:
 
 
 def out_of_fold(rows: Rows, folds: Iterable[Fold]) -> Values:
-    """Return scores (N, C) or, of a regression, values (N, 1): each by the head of its fold."""
+    """Return scores (N, C) or, for a regression, values (N, 1): each by the head of its fold."""
     outputs_NC = np.empty((len(rows.y_N), max(1, rows.num_classes)))
     for fold in folds:
         outputs_NC[fold.held_out_N] = logits(fold.fitted.head, rows.x_NF[fold.held_out_N])
     return softmax(outputs_NC) if rows.num_classes else outputs_NC
 
 
-def torn(rows: Rows) -> list[int]:
-    """Return the classes for which one fold would hold all rows, or copies of them. Of numbers, 0
-    stands for all: a fold would leave a single group."""
+def lost_classes(rows: Rows) -> list[int]:
+    """Return the classes of which a fold would leave no row to learn from. For numbers, return [0]
+    if a fold would leave a single group."""
     folds, outer_N = range(FOLDS), rows.folds(0)
     sides = [rows, *(rows.where(rows.apart_from(outer_N == fold)) for fold in folds)]
     if not rows.num_classes:
@@ -292,12 +293,12 @@ def torn(rows: Rows) -> list[int]:
 
 
 def shuffled_p(rows: Rows) -> float:
-    """Return the share of shuffles of the labels for which held-out rows are predicted as well as
-    without a shuffle, which counts as one of them (Phipson and Smyth 2010).
+    """Return the share of orders of the labels, shuffled or original, for which held-out rows are
+    predicted at least as well as for the original order (Phipson and Smyth 2010).
 
-    A shuffle puts whole groups in another order and leaves the labels of each together. A ridge
-    regression predicts, in the folds that measure a head, and is judged by its correlation with the
-    labels within folds. So each shuffle has fits of its own, which intervals do not have.
+    A shuffle permutes whole groups and keeps the labels of each together. A ridge regression
+    predicts, in the folds that measure a head; its score is the correlation with the labels within
+    folds. Each shuffle is fitted again.
     """
     from sklearn.linear_model import Ridge as Model
 
@@ -313,7 +314,7 @@ def shuffled_p(rows: Rows) -> float:
         if rows.num_classes
         else (rows.y_N[:, None] - rows.y_N.mean())
     )
-    y_NK = np.ldexp(y_NK, -np.frexp(np.abs(y_NK).max())[1])  # float32 has all numbers up to 1
+    y_NK = np.ldexp(y_NK, -np.frexp(np.abs(y_NK).max())[1])  # into the range of float32
     by_group = np.argsort(np.unique(rows.groups_N, return_inverse=True)[1], kind="stable")
     _, sizes = np.unique(rows.groups_N, return_counts=True)
     members = np.split(by_group, np.cumsum(sizes)[:-1])

@@ -1,6 +1,6 @@
-"""import: converts a head of VirNucPro's shape that was trained elsewhere.
+"""featuremill head import: convert a head of VirNucPro's shape that was trained elsewhere.
 
-A state dict holds only tensors and is read as such. A whole model (by `torch.save(model)`, as
+A state dict contains only tensors and is read as such. A whole model (by `torch.save(model)`, as
 VirNucPro ships it) is a pickle that can run any code. It is read only if the user gives its sha256,
 in a separate process that returns tensors.
 """
@@ -29,7 +29,7 @@ from featuremill.steps.heads import card
 Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which checkpoints keep a state dict."""
+"""Keys under which checkpoints contain a state dict."""
 SHAPE = "Linear, BatchNorm, ReLU, Linear"
 log = logging.getLogger("featuremill.head")
 
@@ -46,10 +46,10 @@ class Chosen(NamedTuple):
 
 
 def import_head(chosen: Chosen) -> None:
-    """Write the head in the state dict that `chosen` names.
+    """Import the head from the state dict that `chosen` names.
 
     Raises:
-        UserError: the file is missing, not trusted, or of another shape.
+        UserError: if the file is missing, not trusted, or of another shape.
     """
     card.require("safetensors", "torch")
     card.refuse_other_folder(chosen.output)
@@ -156,10 +156,10 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> bytes:
 
 
 def _named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
-    """Return the tensors under VirNucPro's names, which their shapes determine.
+    """Return the tensors under VirNucPro's names, which are found by the shapes.
 
     Raises:
-        UserError: they are those of another network.
+        UserError: if they belong to another network.
     """
     layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
     for name, tensor in of_file.items():

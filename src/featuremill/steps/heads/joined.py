@@ -1,7 +1,7 @@
-"""Features of several runs side by side, joined by whole ids, in bounded memory.
+"""Join the features of several runs by id, in bounded memory, and concatenate their vectors.
 
 The first run is read from beginning to end, and rows of the others are found by id. Nothing is
-padded: an id that one run lacks is listed, with that run's reason if there is one.
+padded: an id that a run lacks is listed, with the reason of that run if there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["CHOOSING"]
 CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")
 Source = Features | Vectors
-"""One vector a record, by id."""
+"""Features with one vector per record."""
 
 
 def part_of(source: Source) -> Part:
@@ -39,11 +39,11 @@ def part_of(source: Source) -> Part:
 
 
 def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
-    """Return the column of each run: one of `columns` for each, one for all, or none where each run
-    has only one.
+    """Return the column of each run: `columns`, or the only one of them for all runs; None if no
+    column was named.
 
     Raises:
-        UserError: their number does not fit.
+        UserError: if the number of columns does not fit.
     """
     if len(columns) not in (0, 1, num_runs):
         raise UserError(
@@ -63,23 +63,23 @@ class Lacking(NamedTuple):
 
 
 Report = Callable[[Lacking], object]
-"""Gets each record that lacks a vector."""
+"""A function that is called with each record that lacks a vector."""
 
 
 def lacking_writer(file: TextIO, id_columns: IdColumns) -> Report:
-    """Write the header of a table of records that lack features; return the writer of a row."""
+    """Write the header of a table of records without features; return a function for its rows."""
     table = TsvWriter(file, [*id_columns.names, *Lacking._fields[1:]])
     return lambda lacking: table.row([*id_columns.cells(lacking.id), *lacking[1:]])
 
 
 class Joined:
-    """Features side by side: the records that all runs have, in the order of the first."""
+    """The records that all runs have, in the order of the first, with concatenated vectors."""
 
     def __init__(self, parts: Sequence[Source], wanted: Container[str] | None = None) -> None:
-        """Read the ids of all but the first; only ids in `wanted` are joined.
+        """Read the ids of all parts but the first; only ids in `wanted` are joined.
 
         Raises:
-            UserError: the ids of some are of samples, and those of others are not.
+            UserError: if only some of the parts have samples.
         """
         self._parts, self._wanted = parts, wanted
         self.id_columns = parts[0].id_columns
@@ -92,7 +92,7 @@ class Joined:
                 )
         self._others = [Index(part) for part in parts[1:]]
         self._failures: list[dict[str, list[str]]] = []
-        """The reasons of each part by id, which may stand for several records."""
+        """For each part, the reasons by id; an id may stand for several records."""
         for part in parts:
             of_id: dict[str, list[str]] = {}
             for failure in part.failures():
@@ -100,24 +100,24 @@ class Joined:
             self._failures.append(of_id)
         self.width = sum(part.width for part in parts)
         self.num_unwanted = 0
-        """Records of the first run that are not wanted, after all blocks are read."""
+        """Number of records of the first run that are not wanted, once all blocks are read."""
 
     def blocks(self, report: Report) -> Iterator[tuple[list[str], Matrix]]:
-        """Yield ids and vectors (rows, sum of widths); call `report` with each record that another
-        run lacks.
+        """Yield ids and vectors (rows, sum of widths); call `report` with each record of the first
+        run that another run lacks.
 
         Raises:
-            UserError: a number is not finite.
+            UserError: if a number is not finite.
         """
         first, num_read = self._parts[0], 0
         progress = Progress(log, "joining features" if self._others else "reading features")
         for ids, vectors in first.blocks():
             num_read += len(ids)
             if self._wanted is not None:
-                of_interest = np.array([id in self._wanted for id in ids], bool)
-                self.num_unwanted += int((~of_interest).sum())
-                vectors = vectors[of_interest]
-                ids = [id for id, is_one in zip(ids, of_interest, strict=True) if is_one]
+                is_wanted = np.array([id in self._wanted for id in ids], bool)
+                self.num_unwanted += int((~is_wanted).sum())
+                vectors = vectors[is_wanted]
+                ids = [id for id, is_kept in zip(ids, is_wanted, strict=True) if is_kept]
             rows, is_in_all = [], np.ones(len(ids), bool)
             for number, other in enumerate(self._others, 1):
                 of_other = other.rows_of(ids)
@@ -126,24 +126,24 @@ class Joined:
                     report(self.lacking(ids[row], number))
                 is_in_all &= of_other != NOWHERE
             ids = [id for id, is_whole in zip(ids, is_in_all, strict=True) if is_whole]
-            lots = [vectors[is_in_all]]
+            blocks = [vectors[is_in_all]]
             others = zip(self._parts[1:], rows, strict=True)
-            lots += [part.take(of_other[is_in_all]) for part, of_other in others]
-            for part, lot in zip(self._parts, lots, strict=True):
-                if not np.isfinite(lot).all():
-                    strange = int(np.flatnonzero(~np.isfinite(lot).all(1))[0])
+            blocks += [part.take(of_other[is_in_all]) for part, of_other in others]
+            for part, block in zip(self._parts, blocks, strict=True):
+                if not np.isfinite(block).all():
+                    bad_row = int(np.flatnonzero(~np.isfinite(block).all(1))[0])
                     raise UserError(
-                        f"{part.name}: the vector of record {clipped(ids[strange])!r} in "
+                        f"{part.name}: the vector of record {clipped(ids[bad_row])!r} in "
                         f"{part.column} has a number that is not finite, of which no score can be "
                         "made; leave that record out, or have its features computed anew."
                     )
             if ids:
-                yield ids, lots[0] if len(lots) == 1 else np.concatenate(lots, axis=1)
+                yield ids, blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
             progress.at(num_read, first.num_rows)
 
     def others(self) -> Iterator[Lacking]:
-        """Yield all other records that a run lacks, each once, after all blocks are read: those
-        that the first lacks, then those that failed or were refused."""
+        """Yield all other records that a run lacks, each once, after `blocks`: first those that the
+        first run lacks, then those that failed or were refused."""
         for number, other in enumerate(self._others, 1):
             rows = np.flatnonzero(~other.is_met)
             for start in range(0, len(rows), 2**17):
@@ -161,6 +161,6 @@ class Joined:
                     later.pop(id, None)
 
     def lacking(self, id: str, number: int, otherwise: str = "it has no such record") -> Lacking:
-        """Return the report about an id that the run with this number lacks."""
+        """Return the entry for an id that the run with this number lacks."""
         reason, *_ = self._failures[number].pop(id, [otherwise])
         return Lacking(id, self._parts[number].name, reason)

@@ -1,4 +1,4 @@
-"""The labels of records, of their residues, of contigs and their fragments, of samples."""
+"""Read the labels of records, of residues, of contigs (for their fragments) and of samples."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ UNLABELLED = -1
 """The number of a residue without a label."""
 Numbers = npt.NDArray[np.int8]
 MOST_CLASSES = 20
-"""Different numbers that are taken for names of classes without `task`."""
+"""Without `task`, more different numbers than this are refused as names of classes."""
 LARGEST = 1e100
-"""Squares of larger numbers may be infinite."""
+"""Largest number that is a label, so that squares are finite."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -46,12 +46,12 @@ class Labels(NamedTuple):
 
 
 def read(features: Listed, head: Head, log: logging.Logger | None = log) -> Labels:
-    """Return the labels of a head: those in its table or, without one, those of the samples of
-    these features, which their sheet has. They are not yet matched. Of samples, the group may be a
-    column of the sheet, too, and is the sample if there is none. `log` warns of doubtful labels.
+    """Return the labels of a head, before they are matched with records: those of its table or,
+    without a table, those in the sheet of samples of the features. For records of samples, the
+    group may also be a column of the sheet; the default is the sample. `log` gets warnings.
 
     Raises:
-        UserError: when there is no such table or column, or a row is wrong.
+        UserError: if the table or a column is missing, or a row is invalid.
     """
     column = head.column or ""
     if head.labels is None:
@@ -107,10 +107,10 @@ def _of_table(features: Listed, head: Head, table: Path, log: logging.Logger | N
 
 
 def _sheet_of(features: Listed) -> dict[str, list[str]]:
-    """Return the sheet of samples as the plan has it.
+    """Return the sheet of samples in the plan of the features.
 
     Raises:
-        UserError: it is not beside these results, or is of a later plan.
+        UserError: if it is missing beside the results, or belongs to a later plan.
     """
     if features.id_columns.keys and not features.folder.records.exists():
         raise UserError(
@@ -173,12 +173,11 @@ def of_fragments(
     id_columns: IdColumns,
     log: logging.Logger | None = log,
 ) -> tuple[dict[str, Label], int]:
-    """Return the label of each fragment in the folder `translated` whose contig has one in `of_id`,
-    out of `table`, and how many of those contigs have no fragment. A contig's group is that of its
-    fragments.
+    """Return the label of each fragment in the folder `translated`, which is that of its contig in
+    `of_id`, and the number of labelled contigs without a fragment. `table` is for messages.
 
     Raises:
-        UserError: when that is no finished translation, or the labels are not of its contigs.
+        UserError: if the translation is not finished, or the labels are not of its contigs.
     """
     translation.whole(translated)
     contigs = labels.NamedRecords(f"contig of {translated}", id_columns, log)
@@ -194,7 +193,7 @@ def of_fragments(
 
 
 def _contigs(translated: Path) -> Iterator[str]:
-    """Yield the contigs of a translation, each once; fragments of a contig are together."""
+    """Yield each contig of a translation once; the fragments of a contig are consecutive."""
     blocks = translation.fragments(translated, ["contig"])
     contigs = chain.from_iterable(some.column(0).to_pylist() for some in blocks)
     yield from (contig for contig, _ in groupby(contigs))
@@ -244,10 +243,10 @@ def _letters_in(path: Path, head: Head, id_columns: IdColumns) -> dict[str, Labe
 
 
 def letters_of(of_id: Mapping[str, Label], ids: Sequence[str], mask: str, file: str) -> list[str]:
-    """Return the letters of the labels of `ids`, but for those of the mask.
+    """Return the letters in the labels of `ids`, without those of the mask, sorted.
 
     Raises:
-        UserError: there is no other letter, or a character is no letter.
+        UserError: if no letter is left, or a character is not printable.
     """
     letters = {letter for id in ids for letter in set(of_id[id].name)} - {*mask}
     if not letters:
@@ -263,7 +262,7 @@ def letters_of(of_id: Mapping[str, Label], ids: Sequence[str], mask: str, file: 
 
 
 def numbers_of(label: str, classes: Sequence[str]) -> Numbers:
-    """Return the number of each residue's class; UNLABELLED for other letters."""
+    """Return the class number of each residue; UNLABELLED for letters that are not classes."""
     codes = np.frombuffer(label.encode("utf-32-le"), np.uint32)
     known = np.array([ord(letter) for letter in classes], np.uint32)  # ascending
     numbers = np.minimum(np.searchsorted(known, codes), len(known) - 1)
@@ -271,7 +270,7 @@ def numbers_of(label: str, classes: Sequence[str]) -> Numbers:
 
 
 def refuse_length(id: str, label: Label, num_residues: int, run: str, file: str) -> None:
-    """Raise UserError where a record has another number of labels than of vectors."""
+    """Raise UserError if a record has a label of another length than its vectors."""
     if len(label.name) != num_residues:
         raise UserError(
             f"{file}:{label.line}: {clipped(id)!r} has {len(label.name):,} labels, and "

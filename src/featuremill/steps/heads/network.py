@@ -4,8 +4,7 @@ The tensors define the network. A logistic regression has `weight` (classes, fea
 perceptron with one hidden layer has those of VirNucPro's `MLPClassifier`, under its names. With
 `mean` and `scale` (features,), features are standardised first.
 
-A row's scores depend on that row alone, to the last bit: not on the rows beside it, on threads or
-on the BLAS.
+The scores of a row depend on that row only, to the last bit: not on other rows, threads or BLAS.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ROWS_AT_ONCE = 4096
 TINY = 1e-8
 FLOAT64_BITS = 53
 LEAST_EXPONENT = -1000
-"""Smaller numbers are none to a score, and their inverse would be infinite."""
+"""Smallest exponent of a row's unit: the inverse of a smaller power of two would be infinite."""
 
 
 def standardisation(x_NF: Matrix) -> dict[str, npt.NDArray[np.float64]]:
@@ -39,7 +38,7 @@ def standardisation(x_NF: Matrix) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def standardised(tensors: Tensors, x_NF: Matrix) -> Matrix:
-    """Return features as the layers take them, in float64."""
+    """Return the features in float64, standardised if `tensors` has `mean` and `scale`."""
     x = x_NF.astype(np.float64)
     if "mean" in tensors:
         x -= tensors["mean"]
@@ -73,11 +72,11 @@ def _linear(tensors: Tensors, layer: str, x: Matrix) -> Matrix:
 
 
 def product(x_NF: Matrix, w_CF: Matrix) -> Matrix:
-    """Return x times the transpose of w, (N, C), with the same bits for a row in any matrix.
+    """Return x times the transpose of w, (N, C). A row has the same bits in any matrix.
 
-    Each row is a power of two times two whole numbers per entry, of so few bits that float64 holds
-    all sums of products exactly: then no order of the sums rounds otherwise (Ozaki et al. 2012,
-    doi:10.1007/s11075-011-9478-1). Entries lose what is below 2^-40 of the largest of their row.
+    Each entry is split into two integers times a power of two per row. The integers have so few
+    bits that float64 sums their products exactly, in any order (Ozaki et al. 2012,
+    doi:10.1007/s11075-011-9478-1). Digits below 2^-40 of a row's largest entry are lost.
     """
     bits = (FLOAT64_BITS - x_NF.shape[1].bit_length()) // 2
     x_high, x_low, x_unit = _halves(x_NF, bits)
@@ -92,8 +91,8 @@ def product(x_NF: Matrix, w_CF: Matrix) -> Matrix:
 
 
 def _halves(rows: Matrix, bits: int) -> tuple[Matrix, Matrix, Matrix]:
-    """Return whole numbers `high` and `low` of at most `bits` bits, and a power of two for each
-    row: an entry is about (high + low / 2^bits) times that."""
+    """Return integers `high` and `low` of at most `bits` bits, and a power of two `unit` per row:
+    an entry is about (high + low / 2^bits) · unit."""
     exponent = np.frexp(np.abs(rows).max(1, keepdims=True, initial=0))[1] - bits
     exponent = np.maximum(exponent, LEAST_EXPONENT)
     low = rows * np.ldexp(1.0, -exponent)
@@ -111,11 +110,10 @@ def softmax(logits_NC: Matrix) -> npt.NDArray[np.float64]:
 
 
 def calibration_of(logits_NC: Scores, y_N: npt.NDArray[np.int64]) -> Calibration:
-    """Return the calibration with the least log-loss on these items, whose group the head did not
-    see.
+    """Return the calibration with the smallest log-loss on these held-out items.
 
-    Targets are Platt's (1999): a little less than 1 and more than 0, so that logits that separate
-    the items get no infinite scale. A scale below 0 would invert the head, so there is none.
+    Targets are Platt's (1999), slightly below 1 and above 0, so that the scale stays finite for
+    logits that separate the items. The scale is not negative, which would invert the head.
     """
     from scipy.optimize import minimize
 
@@ -123,9 +121,9 @@ def calibration_of(logits_NC: Scores, y_N: npt.NDArray[np.int64]) -> Calibration
     z_NC = logits_NC - logits_NC.mean(1, keepdims=True)
     unit = float(z_NC.std()) or 1.0
     z_NC = z_NC / unit
-    little_C = 1 / (np.bincount(y_N, minlength=num_classes) + num_classes)
-    target_NC = np.repeat(little_C[y_N][:, None], num_classes, 1)
-    target_NC[np.arange(num), y_N] = 1 - (num_classes - 1) * little_C[y_N]
+    margin_C = 1 / (np.bincount(y_N, minlength=num_classes) + num_classes)
+    target_NC = np.repeat(margin_C[y_N][:, None], num_classes, 1)
+    target_NC[np.arange(num), y_N] = 1 - (num_classes - 1) * margin_C[y_N]
 
     def loss_and_slope(parameters: Scores) -> tuple[float, Scores]:
         calibrated_NC = parameters[0] * z_NC + parameters[1:]

@@ -1,4 +1,4 @@
-"""The page of a head: its figures, the surest errors, and what it was made of."""
+"""The HTML page of a head: its scores, the most confident errors, and the sources."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from featuremill.steps.heads.figures import FEW_GROUPS
 __all__ = ["MOST_SAMPLES", "warnings_of"]
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 MOST_SAMPLES = 200
-"""Rows of the table of samples."""
+"""Largest number of rows of the table of samples."""
 MOST_ERRORS = 20
 log = logging.getLogger("featuremill.head")
 
 
 class Judged(NamedTuple):
-    """Records with a label, and what heads that did not see their group predict."""
+    """Labelled records, and their held-out predictions."""
 
     ids: Sequence[str]
     y_N: npt.NDArray[Any]
-    """The number of each record's class; of a regression, its label."""
+    """The class number of each record; for a regression, its label."""
     outputs_NC: npt.NDArray[np.float64]
-    """The scores of the classes; of a regression, the values (N, 1)."""
+    """The scores of the classes; for a regression, the values (N, 1)."""
     predicted_N: npt.NDArray[np.int64]
-    """The number of each predicted class."""
+    """The predicted class numbers."""
     id_columns: IdColumns
 
 
@@ -76,7 +76,7 @@ def write_page(path: Path, name: str, card: Card, judged: Judged | None) -> None
 
 
 def _errors(classes: Sequence[str], judged: Judged) -> dict[str, Any]:
-    """Return how many predictions are wrong, and the rows of those that were surest."""
+    """Return a sentence with the number of wrong predictions, and rows of the most confident."""
     y_N, scores_NC, predicted_N = judged.y_N, judged.outputs_NC, judged.predicted_N
     wrong_N = np.flatnonzero(predicted_N != y_N)
     score_N, own_N = scores_NC[wrong_N, predicted_N[wrong_N]], scores_NC[wrong_N, y_N[wrong_N]]
@@ -95,7 +95,7 @@ def _errors(classes: Sequence[str], judged: Judged) -> dict[str, Any]:
 
 
 def _samples(judged: Judged) -> dict[str, Any]:
-    """Return the records of each sample, and how many are right; of many, the worst samples."""
+    """Return the number of records and of correct predictions per sample, for the worst samples."""
     owners = [*map(judged.id_columns.owner, judged.ids)]
     samples, number_N = np.unique(owners, return_inverse=True)
     nums = np.bincount(number_N).tolist()
@@ -106,7 +106,7 @@ def _samples(judged: Judged) -> dict[str, Any]:
 
 
 def log_figures(card: Card, output: Path) -> None:
-    """Log the figures of a head, how many labels lack features, and where the page is."""
+    """Log the scores of a head, the number of labels without features, and the path of the page."""
     every = listed(charts.in_words(card, key) for key in card.scores)
     log.info("%s; in brackets, 95 %% intervals", every)
     log.info("permutation p %.3g", card.permutation_p)
@@ -124,7 +124,7 @@ def log_figures(card: Card, output: Path) -> None:
 
 
 def warnings_of(card: Card) -> Iterator[str]:
-    """Yield the warnings about its predictions."""
+    """Yield the warnings about a head's predictions."""
     key, guessing, chance = {
         "classification": ("auc", "", card.guesses.get("auc", 0.5)),
         "regression": ("r2", " the mean", 0.0),

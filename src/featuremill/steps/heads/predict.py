@@ -1,4 +1,4 @@
-"""predict: the class, the number or the letters of each record by its features, with scores."""
+"""featuremill head predict: write the class, number or letters of each record, with scores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["missing_of"]
 LETTERS = "labels"
 """The column of letters in a table of predictions."""
 MOST_DIFFERENCES = 3
-"""Settings that a message lists if two recipes differ in many."""
+"""Largest number of differing settings in a message."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -53,9 +53,9 @@ class Predicted(NamedTuple):
     scores_NC: npt.NDArray[np.float64]
     """A row for each record, or for each residue."""
     seen: Sequence[str]
-    """Whether the head was trained on each record."""
+    """For each record, whether the head was trained on it: YES, NO or UNKNOWN."""
     sizes: npt.NDArray[np.int64] | None = None
-    """Residues of each record, if rows are of residues."""
+    """Number of residues of each record, if scores are of residues."""
 
 
 def missing_of(output: Path) -> Path:
@@ -72,13 +72,13 @@ def predict(
     choices: Choices = Choices(),  # noqa: B008  (it is a constant)
     probabilities: Path | None = None,
 ) -> None:
-    """Write the predictions of the head in `folder` for `runs` to `output`, and the records without
-    one beside it. Records of the training get the scores of heads that did not see their group.
-    Files of records among the `runs` are computed first, by the recipes of the head. The scores of
+    """Write the predictions of the head in `folder` for `runs` to `output`, and a list of records
+    without a prediction beside it. Records of the training data get held-out scores. Features of
+    files of records among the `runs` are computed first, by the recipes of the head. The scores of
     each residue go to `probabilities`.
 
     Raises:
-        UserError: the head, the features or an output cannot be used.
+        UserError: if the head, the features or an output cannot be used.
     """
     head, tensors = card.read(folder)
     is_of_residues = head.task == "per_residue"
@@ -115,10 +115,8 @@ def predict(
     num_predicted = num_seen = num_missing = 0
     with ExitStack() as stack:
         enter = stack.enter_context
-        path, lacking_path = (
-            enter(delivering(output, is_named=True)),
-            enter(delivering(missing_of(output))),
-        )
+        path = enter(delivering(output, is_named=True))
+        lacking_path = enter(delivering(missing_of(output)))
         lacking_file = enter(lacking_path.open("w", encoding="utf-8", newline=""))
         write_lacking = lacking_writer(lacking_file, id_columns)
         table = _tsv if output.suffix == ".tsv" else _parquet
@@ -162,7 +160,7 @@ def predict(
 
 
 class Seen:
-    """The records of some features on which a head was trained."""
+    """The records of the features that were in a head's training data, with held-out scores."""
 
     def __init__(self, held_out: card.HeldOut | None, features: Source) -> None:
         self._held_out = held_out if features.recipe is not None else None
@@ -171,7 +169,7 @@ class Seen:
             return
         pairs = zip(self._held_out.ids, self._held_out.sha256s, strict=True)
         by_pair = {pair: row for row, pair in enumerate(pairs)}
-        # The score of any copy will do: it is of a head that saw none.
+        # Any copy's score is right: its head was trained without all copies.
         by_sha256 = {sha256: row for (_, sha256), row in by_pair.items()}
         for id, sha256 in features.digests():
             if sha256 in by_sha256:
@@ -180,13 +178,14 @@ class Seen:
     def held_out(
         self, ids: Sequence[str], scores_NC: npt.NDArray[np.float64]
     ) -> tuple[npt.NDArray[np.float64], list[str]]:
-        """Return scores, held-out ones where there are, and for each id YES, NO or UNKNOWN."""
+        """Return the scores, replaced by held-out ones where these exist, and for each id whether
+        the head was trained on it: YES, NO or UNKNOWN."""
         if not self._held_out:
             return scores_NC, [card.UNKNOWN] * len(ids)
         rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)
         is_seen = rows >= 0
         scores = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
-        return scores, [card.YES if is_it else card.NO for is_it in is_seen]
+        return scores, [card.YES if is_known else card.NO for is_known in is_seen]
 
 
 def _of_records(
@@ -194,12 +193,12 @@ def _of_records(
 ) -> Iterator[Predicted]:
     """Yield the predictions of records, in the order of the first source."""
     joined = Joined(sources)
-    recall = Seen(card.read_held_out(folder, head), sources[0])
+    training = Seen(card.read_held_out(folder, head), sources[0])
     for ids, vectors in joined.blocks(report):
         scores_NC = network.logits(tensors, vectors)
         if head.task != "regression":
             scores_NC = network.softmax(scores_NC)
-        scores_NC, seen = recall.held_out(ids, scores_NC)
+        scores_NC, seen = training.held_out(ids, scores_NC)
         names: Sequence[Sequence[str]] = [()] * len(ids)
         if head.classes:
             names = [(head.classes[n],) for n in threshold.classes_of(head, scores_NC)]
@@ -211,7 +210,7 @@ def _of_records(
 def _of_residues(
     source: residues.Source, folder: Path, head: card.Card, tensors: Tensors, report: Report
 ) -> Iterator[Predicted]:
-    """Yield the letters of each record, by the head of its fold if it is of the training."""
+    """Yield the letters of each record, of training data by the head of the record's fold."""
     by_fold: dict[int | None, dict[str, npt.NDArray[Any]]] = {}
     for name, tensor in tensors.items():
         prefix, is_of_fold, rest = name.rpartition(".")
@@ -238,9 +237,8 @@ def _opened(
     folder: Path,
     choices: Choices,
 ) -> list[Source]:
-    """Return the features in the order of `runs`. VirNucPro's files of one layout are one set of
-    features, at the position of the first file. A single file of records is that of all
-    features."""
+    """Return the features in the order of `runs`. Files of VirNucPro with one layout are one set of
+    features, at the position of the first file. A single file of records is used for all sets."""
     if len(runs) == 1 and _has_records(runs[0]):
         runs = [*runs] * len(head.features)
     opened = open_files([run for run in runs if run.is_file() and not _has_records(run)])
@@ -273,12 +271,12 @@ def _opened(
 
 
 def _has_records(path: Path) -> bool:
-    """Return whether `path` is a file of records, and not of features."""
+    """Return whether `path` is a file of records, not of features."""
     return path.is_file() and bool(inputs.evident_format(path))
 
 
 def _features_of(head: card.Card) -> str:
-    """Return in words the features that a head takes."""
+    """Describe the features that a head takes."""
     texts = [
         f"{part.width:,} numbers" + (f" ({part.column})" if part.column else "")
         for part in head.features
@@ -289,7 +287,7 @@ def _features_of(head: card.Card) -> str:
 def refuse_other_features(
     parts: Sequence[card.Part], head: card.Card, folder: Path, takes_any_recipe: bool
 ) -> None:
-    """Raise UserError where features have other widths or recipes than those of the head."""
+    """Raise UserError if the features have other widths or recipes than those of the head."""
     here, wanted = [part.width for part in parts], [part.width for part in head.features]
     is_merged = len(parts) == 1 and parts[0].column == "merged"
     if here != wanted and not (is_merged and here == [sum(wanted)]):
@@ -318,7 +316,7 @@ def refuse_other_features(
 
 
 def _differences(ours: Settings | None, theirs: Settings | None) -> str:
-    """Return in words how two recipes differ; "" if unknown."""
+    """Describe how two recipes differ; "" if unknown."""
     if not ours or not theirs:
         return ""
     here, there = (
@@ -334,7 +332,7 @@ def _differences(ours: Settings | None, theirs: Settings | None) -> str:
 
 
 Write = Callable[[Predicted], object]
-"""Writes some predictions."""
+"""A function that writes some predictions."""
 
 
 def _columns(head: card.Card) -> list[str]:
@@ -344,7 +342,7 @@ def _columns(head: card.Card) -> list[str]:
 
 @contextmanager
 def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
-    """Write a table of text, of which a head for residues has no scores."""
+    """Write a TSV table; for a head of residues, it has no scores."""
     columns = head.columns if head.task != "per_residue" else []
     with path.open("w", encoding="utf-8", newline="") as file:
         table = TsvWriter(file, [*id_columns.names, *_columns(head), *columns, card.IS_SEEN])
@@ -360,7 +358,8 @@ def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
 
 @contextmanager
 def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
-    """Write a row a record: its texts and scores, or lists of the scores of its residues."""
+    """Write a Parquet file with a row per record: its texts and scores, or lists of the scores of
+    its residues."""
     of_residues = head.task == "per_residue"
     kind = pa.list_(pa.float32()) if of_residues else pa.float64()
     fields = dict.fromkeys(id_columns.names, pa.string())

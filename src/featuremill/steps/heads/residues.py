@@ -1,8 +1,7 @@
-"""Residues with labels and vectors: what a head for residues learns from and is measured by.
+"""Labelled residues and their vectors, to train and to measure a head for residues.
 
-All residues measure it, as they stand in the parts of the run, some at a time. Memory holds the
-letters of the labelled records, and the vectors of at most MOST_LEARNT residues, drawn evenly: the
-fits learn from these. A fold has whole groups of records.
+Fits learn from at most MOST_LEARNT residues, drawn evenly. All residues measure the head; their
+vectors are read from the parts of the run in blocks. A fold has whole groups of records.
 """
 
 from __future__ import annotations
@@ -42,27 +41,27 @@ from featuremill.steps.heads.network import logits
 from featuremill.steps.transfer.search.recipe import Recipe
 
 MOST_LEARNT = 2**16
-"""Residues that the fits learn from, of all records together."""
+"""Largest number of residues that fits learn from."""
 AT_ONCE = 2**15
-"""Residues whose vectors are in memory together."""
+"""Number of residues whose vectors are in memory together."""
 log = logging.getLogger("featuremill.head")
 
 
 class Residues(NamedTuple):
-    """The labelled residues, all of them."""
+    """All residues of the labelled records."""
 
     parts: Parts
     row_R: npt.NDArray[np.int64]
     """The row of each record in the parts."""
     numbers_R: list[Numbers]
-    """The number of the class of each residue, by record."""
+    """For each record, the class numbers of its residues."""
 
 
 def gather(training: Training) -> tuple[Gathered, Residues]:
     """Return the labelled records that have vectors of residues, with the residues to learn from.
 
     Raises:
-        UserError: the run or the labels cannot be used.
+        UserError: if the run or the labels cannot be used.
     """
     head, run = training.head, training.runs[0]
     if len(training.runs) != 1 or len(head.vectors) > 1:
@@ -87,7 +86,7 @@ def gather(training: Training) -> tuple[Gathered, Residues]:
     for id, row in row_of.items():
         num_residues = int(parts.num_of_row[row])
         labels.refuse_length(id, of_id[id], num_residues, planned.name, used.file)
-    examples = Examples.of(row_of, sha256s_of(planned, of_id), of_id)
+    examples = Examples.in_order(row_of, sha256s_of(planned, of_id), of_id)
     classes, numbers_R = numbered(of_id, examples.ids, head, used)
     residues = Residues(parts, np.array([row_of[id] for id in examples.ids]), numbers_R)
     rows, record_N = drawn(residues, examples, len(classes), training.seed)
@@ -123,7 +122,7 @@ def open_residues(run: Path, column: str | None) -> Parts:
     """Open the column of vectors of residues.
 
     Raises:
-        UserError: there is none, or there are several and no choice.
+        UserError: if there is none, or there are several and `column` is None.
     """
     parts = features.open_parts(run, column)
     if not parts.column.is_per_residue:
@@ -141,7 +140,7 @@ def _lacking(id: str, run: str) -> Lacking:
 def drawn(
     residues: Residues, examples: Examples, num_classes: int, seed: int
 ) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Draw the residues to learn from, evenly over all; return them and the record of each."""
+    """Draw the residues to learn from, evenly over all; return them and their record indices."""
     sizes, numbers_M = [*map(len, residues.numbers_R)], np.concatenate(residues.numbers_R)
     is_labelled_M = numbers_M != UNLABELLED
     record_N = np.repeat(np.arange(len(sizes)), sizes)[is_labelled_M]
@@ -157,7 +156,7 @@ def drawn(
 
 
 def folds_of_records(gathered: Gathered) -> npt.NDArray[np.int64]:
-    """Return the fold of each record; groups of which nothing was drawn are spread."""
+    """Return the fold of each record; groups without a drawn residue are spread over the folds."""
     _, group_R = np.unique(gathered.examples.groups_R, return_inverse=True)
     fold_of_group = np.arange(int(group_R.max()) + 1) % FOLDS
     fold_of_group[group_R[gathered.record_N]] = gathered.rows.folds(0)
@@ -165,7 +164,7 @@ def folds_of_records(gathered: Gathered) -> npt.NDArray[np.int64]:
 
 
 def _ranges(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of records, which end at `ends`, with about AT_ONCE residues."""
+    """Yield ranges of records with about AT_ONCE residues; `ends` are cumulative residue counts."""
     start = 0
     while start < len(ends):
         before = int(ends[start - 1]) if start else 0
@@ -177,7 +176,7 @@ def _ranges(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 def _pieces(
     rows: npt.NDArray[np.int64], parts: Parts
 ) -> Iterator[tuple[slice, Matrix, npt.NDArray[np.int64]]]:
-    """Yield slices of `rows`, with the vectors of their residues and the residues of each."""
+    """Yield slices of `rows`, the vectors of their residues, and the number of residues of each."""
     for start, end in _ranges(np.cumsum(parts.num_of_row[rows])):
         yield slice(start, end), *parts.of_rows(rows[start:end])
 
@@ -185,9 +184,9 @@ def _pieces(
 def predicted_by(
     residues: Residues, folds_R: npt.NDArray[np.int64], heads: Sequence[Tensors]
 ) -> list[npt.NDArray[np.int64]]:
-    """Return the number of the class of each residue, by record: by the head of its fold."""
+    """Return the predicted class numbers of residues, by record: by the head of its fold."""
     predicted: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(folds_R)
-    progress, num_done = Progress(log, "judging"), 0
+    progress, num_done = Progress(log, "measuring"), 0
     for fold, head in enumerate(heads):
         of_fold = np.flatnonzero(folds_R == fold)
         for some, vectors, sizes in _pieces(residues.row_R[of_fold], residues.parts):
@@ -200,7 +199,7 @@ def predicted_by(
 
 
 def letters(numbers: npt.NDArray[np.int64], classes: Sequence[str]) -> str:
-    """Return the letter of each residue."""
+    """Return the class letters of residues as one string."""
     return "".join(classes[number] for number in numbers.tolist())
 
 
@@ -212,7 +211,7 @@ class Block(NamedTuple):
     vectors: Matrix
     """Shape (residues of all records, width)."""
     sizes: npt.NDArray[np.int64]
-    """Residues of each record."""
+    """Number of residues of each record."""
 
 
 class Source(NamedTuple):
@@ -221,7 +220,7 @@ class Source(NamedTuple):
     part: card.Part
     id_columns: IdColumns
     blocks: Callable[[Report], Iterator[Block]]
-    """Yields the records in the order of the input, then reports those without vectors."""
+    """A function that yields records in the order of the input, then reports those without any."""
 
 
 def of_run(run: Path, column: str | None) -> Source:
@@ -242,7 +241,7 @@ def of_run(run: Path, column: str | None) -> Source:
 
 
 def of_file(folder: Path, part: card.Part, path: Path, choices: Choices) -> Source:
-    """Return the residues of the records of a file, computed by the recipe of a head."""
+    """Return the residues of the records in a file; they are computed by the recipe of a head."""
     origin = origin_of(folder, part, path)
     new = NewRecords(path, Recipe(origin, choices.device, choices.weights, log))
 

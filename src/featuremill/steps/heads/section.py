@@ -1,4 +1,4 @@
-"""The section of one head in a config: what it learns, or where it is."""
+"""The section of one head in a config: its labels and how to train it, or its folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featuremill.step import Name, Section, Several
 
 
 class Wanted(NamedTuple):
-    """A class with a threshold, and the precision or recall that it has to reach."""
+    """A class with a threshold, and the precision or recall that the threshold has to reach."""
 
     class_name: str
     of: Literal["precision", "recall"]
@@ -19,7 +19,7 @@ class Wanted(NamedTuple):
 
 
 class Head(Section):
-    """One head: trained with `labels`, or an existing one in a `folder`."""
+    """One head: trained with `labels`, or an existing head in a `folder`."""
 
     labels: str | None = None
     """A CSV, TSV or Parquet table with a column of ids: of the records or, in a project that
@@ -59,7 +59,7 @@ class Head(Section):
     head. They go to `predictions/<head>.<name>.tsv`."""
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Head:
+    def _check(self) -> Head:
         if bool(self.labels or self.column) == bool(self.folder):
             raise ValueError("give labels and column to train it, or the folder where it is")
         if self.labels and not self.column and self.task != "per_residue":
@@ -85,12 +85,12 @@ class Head(Section):
         return self
 
     def vectors_at(self, number: int) -> str | None:
-        """Return the name of the vectors of the set with this number, if the config has it."""
+        """Return the column of vectors of the set with this number; None if not in the config."""
         return self.vectors[number % len(self.vectors)] if self.vectors else None
 
     @property
     def words(self) -> list[str]:
-        """The options of `featuremill head train`."""
+        """The options of this section for the command `featuremill head train`."""
         keys = {"column", "id_column", "group", "task", "mask", "kind"}
         words = [*self.words_of_vectors, *words_of(self.model_dump(include=keys))]
         if wanted := self.wanted:
@@ -99,12 +99,12 @@ class Head(Section):
 
     @property
     def has_classes(self) -> bool:
-        """Whether a head trained here predicts a class of each record."""
+        """Whether the trained head predicts a class for each record."""
         return self.task in (None, "classification")
 
     @property
     def wanted(self) -> Wanted | None:
-        """The threshold, if there is one."""
+        """The class and the level of the threshold; None without one."""
         for figure in ("precision", "recall"):
             if level := self.threshold.get(figure):
                 name = self.threshold["class"]
@@ -114,5 +114,5 @@ class Head(Section):
 
     @property
     def words_of_vectors(self) -> list[str]:
-        """The options for the vectors."""
+        """The `--vectors` options of the commands."""
         return [f"--vectors={column}" for column in self.vectors]

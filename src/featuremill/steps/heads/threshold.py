@@ -1,8 +1,7 @@
-"""A threshold of the score of one class, for a precision or a recall.
+"""Choose a threshold for the score of one class that reaches a precision or a recall.
 
-It is chosen by scores of records that the fits did not see: those of the inner folds, which also
-choose the setting. So the outer folds measure the choice, too: each fold's records are decided by a
-threshold that was chosen without them.
+The threshold is chosen on scores of inner folds, which were fitted without the scored records. The
+outer folds measure this choice, too: a record is classified by a threshold chosen without it.
 """
 
 from __future__ import annotations
@@ -19,56 +18,56 @@ from featuremill.steps.heads.fitting import Flags, Fold
 from featuremill.steps.heads.section import Wanted
 
 FEWEST = 5
-"""Records that must reach a threshold: the precision of fewer is chance."""
+"""Records that must reach a threshold; the precision of fewer records is chance."""
 NEVER = np.inf
 """A threshold that no score reaches."""
 
 
-def choose(score_N: Values, is_it_N: Flags, wanted: Wanted) -> float:
-    """Return the threshold: the lowest with the precision, or the highest with the recall; NEVER if
-    none of at least FEWEST records has the precision."""
-    cut_T, precision_T, recall_T = _curve(score_N, is_it_N)
+def choose(score_N: Values, is_class_N: Flags, wanted: Wanted) -> float:
+    """Return the lowest threshold with the precision, or the highest with the recall; NEVER if no
+    threshold that FEWEST records reach has the precision."""
+    cut_T, precision_T, recall_T = _curve(score_N, is_class_N)
     if wanted.of == "recall":
         return float(cut_T[recall_T >= wanted.level].max())
     return float(cut_T[precision_T >= wanted.level].min(initial=NEVER))
 
 
-def _curve(score_N: Values, is_it_N: Flags) -> tuple[Values, Values, Values]:
-    """Return each threshold that enough records reach, with its precision and recall."""
+def _curve(score_N: Values, is_class_N: Flags) -> tuple[Values, Values, Values]:
+    """Return the thresholds that at least FEWEST records reach, with their precision and recall."""
     order = np.argsort(-score_N, kind="stable")
-    score_N, right_N = score_N[order], np.cumsum(is_it_N[order])
+    score_N, right_N = score_N[order], np.cumsum(is_class_N[order])
     called_N = np.arange(1, len(score_N) + 1)
-    is_last = np.append(np.diff(score_N) != 0, True)  # equal scores are called together
+    is_last = np.append(np.diff(score_N) != 0, True)  # equal scores share a threshold
     is_last &= called_N >= min(FEWEST, len(score_N))
     right_T, called_T = right_N[is_last], called_N[is_last]
-    return score_N[is_last], right_T / called_T, right_T / max(1, int(is_it_N.sum()))
+    return score_N[is_last], right_T / called_T, right_T / max(1, int(is_class_N.sum()))
 
 
 def decided(scores_NC: Values, number: int, cut: float | Values) -> Labels:
-    """Return the number of the class of each record: `number` where the score of this class reaches
-    `cut`, else the other class with the highest score."""
+    """Return the class number of each record: `number` if the score of this class reaches `cut`,
+    else the other class with the highest score."""
     others_NC = scores_NC.copy()
     others_NC[:, number] = -1
     return np.where(scores_NC[:, number] >= cut, number, others_NC.argmax(1))
 
 
 def classes_of(card: Card, scores_NC: Values) -> Labels:
-    """Return the number of the class that a head predicts for each record."""
+    """Return the class number that a head predicts for each record."""
     if card.threshold is None:
         best_N: Labels = scores_NC.argmax(1)
         return best_N
     return decided(scores_NC, card.classes.index(card.threshold.class_name), card.threshold.score)
 
 
-def of_class(score_N: Values, is_it_N: Flags, wanted: Wanted, where: str) -> float:
-    """Return the threshold as `choose` does; `where` begins the message.
+def of_class(score_N: Values, is_class_N: Flags, wanted: Wanted, where: str) -> float:
+    """Return the threshold that `choose` returns; `where` begins the error message.
 
     Raises:
-        UserError: the precision is not reached.
+        UserError: if the precision is not reached.
     """
-    cut = choose(score_N, is_it_N, wanted)
+    cut = choose(score_N, is_class_N, wanted)
     if cut == NEVER:
-        cut_T, precision_T, _ = _curve(score_N, is_it_N)
+        cut_T, precision_T, _ = _curve(score_N, is_class_N)
         best = int(precision_T.argmax())
         raise UserError(
             f"{where}: no threshold has a precision of {wanted.level:g} for "
@@ -79,17 +78,17 @@ def of_class(score_N: Values, is_it_N: Flags, wanted: Wanted, where: str) -> flo
     return cut
 
 
-def of_folds(folds: Iterable[Fold], number: int, is_it_N: Flags, wanted: Wanted) -> Values:
-    """Return the threshold for each record: by what the head of its fold learnt from."""
-    cut_N = np.full(len(is_it_N), NEVER)
+def of_folds(folds: Iterable[Fold], number: int, is_class_N: Flags, wanted: Wanted) -> Values:
+    """Return the threshold for each record, chosen on the training data of its fold."""
+    cut_N = np.full(len(is_class_N), NEVER)
     for fold in folds:
         score_N = fold.fitted.held_out_NC[:, number]
-        cut_N[fold.held_out_N] = choose(score_N, is_it_N[fold.learns_N], wanted)
+        cut_N[fold.held_out_N] = choose(score_N, is_class_N[fold.learns_N], wanted)
     return cut_N
 
 
 def sentences(card: Card) -> str:
-    """Return sentences about the threshold of a head; "" if it has none."""
+    """Describe the threshold of a head; "" if it has none."""
     if (cut := card.threshold) is None:
         return ""
     name, reached = clipped(cut.class_name), "no held-out record reached it"

@@ -1,4 +1,4 @@
-"""train: fits a head to labelled records or residues, and measures it by those of unseen groups."""
+"""featuremill head train: fit a head to labelled records or residues, and measure it."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ log = logging.getLogger("featuremill.head")
 
 
 class Measured(NamedTuple):
-    """The figures of a head on held-out records or residues."""
+    """The measurements of a head on held-out records or residues."""
 
     scores: Mapping[str, Estimate]
     guesses: Mapping[str, float]
     held_out: dict[str, Any]
-    """The columns of held_out.parquet that are no ids."""
+    """Columns of held_out.parquet: labels and predictions."""
     on_card: dict[str, Any] = {}  # noqa: RUF012
     """Further fields of the card."""
     tensors: Tensors = {}  # noqa: RUF012
-    """Further tensors: the heads of the folds, where predictions of residues need them."""
+    """Tensors of the heads of the folds, which predictions of residues need."""
     judged: tuple[Values, npt.NDArray[np.int64]] | None = None
-    """The outputs for each record, and the numbers of the predicted classes."""
+    """The outputs for each record, and the predicted class numbers."""
 
 
 def train(training: Training) -> None:
-    """Train a head and write it.
+    """Train a head and write its folder.
 
     Raises:
-        UserError: runs or labels cannot be used.
+        UserError: if runs or labels cannot be used.
     """
     card.require("safetensors", "torch", "sklearn")
     card.refuse_other_folder(training.output)
@@ -147,9 +147,8 @@ def of_classes(
     wanted: Wanted | None = None,
     cut: float = threshold.NEVER,
 ) -> Measured:
-    """Return the figures of held-out scores, and how much more often the predictions are right than
-    always the most frequent class. For the class that is `wanted`, thresholds of the folds measure
-    the threshold `cut` of the head."""
+    """Return the measurements of held-out scores of classes. If a threshold is `wanted`, the
+    thresholds of the folds measure the head's threshold `cut`."""
     y_N, folds_N, num_classes = rows.y_N, rows.folds(0), len(classes)
     predicted_N = scores_NC.argmax(1)
     number = classes.index(wanted.class_name) if wanted else 0
@@ -196,7 +195,7 @@ def of_classes(
 
 
 def of_numbers(rows: Rows, value_N1: Values, folds: Sequence[Fold]) -> Measured:
-    """Return the figures of held-out values, and of guesses: the means of what folds learnt."""
+    """Return the measurements of held-out numbers. The guess is the mean of the training data."""
     y_N, value_N, guess_N = rows.y_N, value_N1[:, 0], np.empty(len(rows.y_N))
     for fold in folds:
         guess_N[fold.held_out_N] = y_N[fold.learns_N].mean()
@@ -217,7 +216,7 @@ def of_numbers(rows: Rows, value_N1: Values, folds: Sequence[Fold]) -> Measured:
 
 
 def of_residues(gathered: Gathered, every: Residues, folds: Sequence[Fold]) -> Measured:
-    """Return the figures of all residues, and those of each class."""
+    """Return the measurements of all residues, and of each class."""
     classes, of_record = gathered.classes, gathered.examples
     folds_R = residues.folds_of_records(gathered)
     heads = [fold.fitted.head for fold in folds]

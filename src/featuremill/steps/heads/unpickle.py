@@ -1,8 +1,8 @@
-"""Reads a pickled model from standard input and writes its tensors to standard output.
+"""Read a pickled model from standard input and write its tensors to standard output.
 
-A separate program (`python -m featuremill.steps.heads.unpickle`): code in the pickle runs here, and
-only safetensors come back. Classes that are not installed, such as those of the training script,
-are replaced by a bare module, which is enough for a state dict.
+A program of its own (`python -m featuremill.steps.heads.unpickle`): code in the pickle runs in this
+process, and only safetensors are returned. Classes that are not installed, such as those of the
+training script, are replaced by an empty module, which is enough for a state dict.
 """
 
 from __future__ import annotations

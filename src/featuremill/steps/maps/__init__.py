@@ -1,4 +1,4 @@
-"""maps: the map of the records on the report, by principal components and by t-SNE."""
+"""The step `maps`: compute the t-SNE map of the records for the report."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ COMMANDS = {
 
 
 class Maps(Section):
-    """How records are placed."""
+    """Options of t-SNE."""
 
     seed: int = Field(default=0, ge=0, strict=True)
-    """The seed of t-SNE: equal seeds give equal maps."""
+    """The random seed of t-SNE; equal seeds give equal maps."""
     perplexity: float = Field(default=PERPLEXITY, gt=1)
-    """About how many neighbours of a record count."""
+    """The perplexity of t-SNE: approximately the number of neighbours of a record."""
 
     @property
     def words(self) -> list[str]:
@@ -51,7 +51,7 @@ SECTION = Maps
 
 
 def problems(*_: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Return no errors: each value is checked by itself."""
+    """Return no errors, as the fields are checked one by one."""
     return iter(())
 
 
@@ -80,8 +80,8 @@ def figure(shown: Shown) -> Figure:
 
 
 def _listed(folder: Path) -> State:
-    """Return what a map lists of itself: a digest of the values, which decides here whether those
-    of now are the same."""
+    """Return the state of a map from its card. It is current if its digest of the values is that
+    of the results."""
     from featuremill.kit.files import sha256_of
     from featuremill.steps.maps.keep import made_of, read_card
 

@@ -1,6 +1,6 @@
-"""How near records of one label lie to one another: silhouette and neighbours, of all values.
+"""Metrics of the agreement of vectors with labels: silhouette and kNN purity.
 
-Distances are Euclidean, between whole vectors, not between points of the map.
+Distances are Euclidean, between vectors and not between points of the map.
 """
 
 from __future__ import annotations
@@ -12,37 +12,36 @@ import numpy as np
 import numpy.typing as npt
 
 MOST_RECORDS = 2_000
-"""Their distances to one another are all computed: at 5,120 numbers a vector, in seconds."""
+"""The most records that are compared; all their distances take seconds at 5,120 dimensions."""
 NEIGHBOURS = 10
 ROWS = 256
-"""Records whose distances are held at a time."""
+"""Records whose distances are computed at a time."""
 
 
 class Agreement(NamedTuple):
-    """Of the records that were looked at."""
+    """The metrics of the compared records."""
 
     silhouette: float
-    """Mean of (b - a) / max(a, b): a, the mean distance to the others of the own label, b to those
-    of the nearest other label; 0 where a label has one record (Rousseeuw 1987)."""
+    """The mean of (b - a) / max(a, b), with a the mean distance to other records of the label, and
+    b to records of the nearest other label; 0 for a label with one record (Rousseeuw 1987)."""
     purity: float
-    """Mean share of the `num_neighbours` nearest others that have the record's own label."""
+    """The mean share of the `num_neighbours` nearest records that have the same label."""
     chance: float
-    """The mean share of records drawn at random that have the record's own label."""
+    """The expected purity with random neighbours."""
     num_records: int
     num_labels: int
     num_neighbours: int
 
 
 def agreement(vectors_ND: npt.NDArray[Any], labels: Sequence[str | None]) -> Agreement | None:
-    """Return how vectors and labels agree, over evenly spaced records that have a label; None where
-    there are fewer than two labels or three records."""
+    """Return the metrics of evenly spaced labelled records; None with too few."""
     labelled = np.flatnonzero([label is not None for label in labels])
     few = np.linspace(0, len(labelled) - 1, min(MOST_RECORDS, len(labelled))).round().astype(int)
     chosen = labelled[few]
     names, code_N = np.unique([str(labels[row]) for row in chosen], return_inverse=True)
     if len(names) < 2 or len(chosen) < 3:
         return None
-    # By label: then the distances to each label stand side by side.
+    # Sort by label, so that the distances to each label are adjacent columns.
     order = np.argsort(code_N, kind="stable")
     code_N = code_N[order]
     wide_ND = vectors_ND[chosen[order]].astype(np.float64)

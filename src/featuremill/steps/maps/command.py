@@ -1,4 +1,4 @@
-"""map: where the records of a run stand by t-SNE, for its report."""
+"""`featuremill map`: compute the t-SNE map of a run's records for its report."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill map`."""
     add = parser.add_argument
     add("run_folder", type=Path, metavar="results/RUN", help="folder of a finished run")
-    add("--seed", type=int, default=0, help="the same seed, the same picture (default 0)")
+    add("--seed", type=int, default=0, help="random seed; equal seeds give equal maps (default 0)")
     add(
         "--perplexity",
         type=float,
         default=PERPLEXITY,
-        help=f"about how many neighbours count (default {PERPLEXITY:g})",
+        help=f"approximate number of neighbours of a record (default {PERPLEXITY:g})",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill map`."""
-    from featuremill.steps.maps.keep import Asked, compute
+    """Run `featuremill map`."""
+    from featuremill.steps.maps.keep import Settings, compute
 
-    settings = Asked(arguments.seed, arguments.perplexity)
+    settings = Settings(arguments.seed, arguments.perplexity)
     kept = compute(arguments.run_folder, settings)
     log.info("%s: %s by t-SNE", arguments.run_folder / FILE, records(len(kept.ids)))

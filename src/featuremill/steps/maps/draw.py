@@ -1,7 +1,7 @@
-"""The map on the page: places, colours, and what is known of each record, packed.
+"""Draw the map of the report: positions, colours and descriptions of the records.
 
-The page gets each column once, as numbers of two bytes or as texts, and all of it compressed:
-10,000 records take a third of a megabyte.
+The data in the page are compressed JSON, with columns of 16-bit numbers or texts: 10,000 records
+take a third of a megabyte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIELDS = re.compile(r"\s(?:OS|OX|GN|PE|SV|Tax|TaxID|RepID|n)=")
 """The beginnings of UniProt's and UniRef's fields (https://www.uniprot.org/help/fasta-headers)."""
 UNIPROT_ORGANISM = re.compile(r"(?:^|\s)(?:OS|Tax)=(.+?)(?=\s(?:OX|GN|PE|SV|TaxID|RepID)=|$)")
 NCBI_ORGANISM = re.compile(r"\[([^\[\]=]+(?:\[[^\[\]]+\])?[^\[\]=]*)\]\s*$")
-"""In brackets, at the end; `[gene=dnaA]` is a field of a coding region."""
+"""The organism in brackets at the end; not a field of a coding region such as `[gene=dnaA]`."""
 UNIPROT, NCBI = "UniProt", "NCBI"
 LINKS = (
     (UNIPROT, "https://www.uniprot.org/uniprotkb/"),
@@ -42,7 +42,7 @@ OF_UNIPROT = re.compile(
     "(?:[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2})(?:-[0-9]+)?"
 )
 OF_NCBI = re.compile(r"(?:[A-Z]P_[0-9]{6,}|[A-Z]{3}[0-9]{5}(?:[0-9]{2})?)(?:\.[0-9]+)?")
-"""RefSeq's and GenBank's proteins."""
+"""Accessions of proteins in RefSeq and GenBank."""
 
 
 class Header(NamedTuple):
@@ -51,11 +51,11 @@ class Header(NamedTuple):
     organism: str | None
     accession: str
     link: int
-    """Which of `LINKS` has its page, from 1 on; 0 if none is known."""
+    """The number in `LINKS`, from 1, of the site with its page; 0 for none."""
 
 
 def headers_of(ids: list[str], descriptions: list[str]) -> list[Header]:
-    """Return what is known of each record, by its own id."""
+    """Return name, organism, accession and link of each record."""
     import pyarrow as pa
 
     accessions_of_ids = accessions(pa.array(ids, pa.string())).to_pylist()
@@ -83,27 +83,27 @@ ASSETS = Path(__file__).parent / "assets"
 _FILES = {"template": "html", "style": "css", "script": "js"}
 NEAREST = 5
 MOST_NAMED = 7
-"""Names with a colour of their own; the page has no more that all can tell apart."""
+"""Names with a colour of their own: the number of colours that are easy to distinguish."""
 MOST_DESCRIBED = 160
 NONE = "no label"
 OWN_TITLES = LENGTH, ORGANISM, NOTE, DISTANCE = (
     *("length", "organism", "note"),
     "distance to the nearest",
 )
-"""The titles of the colours without a label."""
+"""The titles of colours that are not labels."""
 LEVELS = 65_535
-"""Numbers of two bytes."""
+"""The largest 16-bit number."""
 log = logging.getLogger("featuremill.report")
 Shorts = npt.NDArray[np.uint16]
 
 
 class Colour(NamedTuple):
-    """A way to colour the points."""
+    """Values by which points are coloured."""
 
     title: str
     texts: Sequence[str | None]
     none: str = NONE
-    """The name of records without a text."""
+    """The name of records without a value."""
 
 
 def draw(shown: Shown) -> Figure:
@@ -111,7 +111,7 @@ def draw(shown: Shown) -> Figure:
     if not np.isfinite(shown.vectors).all():
         return Figure("map", "The map", f"{shown.column} has numbers that are not finite: no map.")
     axes, shares = plane.components(shown.vectors, 2)
-    kept = _kept(shown)
+    kept = _stored_or_new(shown)
     headers = headers_of([shown.id_columns.cells(id)[-1] for id in shown.ids], shown.descriptions)
     colours = list(_colours(shown, headers))
     by = [_packed_colour(colour) for colour in colours]
@@ -131,7 +131,7 @@ def draw(shown: Shown) -> Figure:
         "k": nearest.shape[1],
         "nearest": _base64(nearest),
         "closeness": _base64(closeness),
-        "places": [*_places(axes, shares, kept, shown)],
+        "places": [*_layouts(axes, shares, kept, shown)],
         "colours": by,
     }
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
@@ -151,8 +151,8 @@ def _base64(numbers: npt.NDArray[Any]) -> str:
     return base64.b64encode(little.tobytes()).decode()
 
 
-def _kept(shown: Shown) -> keep.Kept | None:
-    """Return the stored map; of few records a new one, if openTSNE is installed."""
+def _stored_or_new(shown: Shown) -> keep.Kept | None:
+    """Return the stored map; if there are few records and openTSNE is installed, compute it."""
     if kept := keep.find(shown.folder, shown.column):
         return kept
     is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
@@ -161,17 +161,17 @@ def _kept(shown: Shown) -> keep.Kept | None:
         return None
     table = (shown.folder, digest, shown.column, shown.ids, shown.vectors, shown.total)
     try:
-        return keep.keep(*table, keep.Asked())
-    except OSError as error:  # a report may be drawn of a folder where nothing can be written
+        return keep.keep(*table, keep.Settings())
+    except OSError as error:  # the folder of results may be read-only
         log.warning("%s; so the map is without t-SNE.", error)
         return None
 
 
-def _places(
+def _layouts(
     axes: plane.Plane, shares: plane.Plane, kept: keep.Kept | None, shown: Shown
 ) -> Iterator[dict[str, Any]]:
-    """Yield the layouts: t-SNE first, as its neighbours are neighbours."""
-    if kept is not None and (xy := _of_shown(kept, shown.ids)) is not None:
+    """Yield the layouts; t-SNE is first, as it preserves neighbours."""
+    if kept is not None and (xy := _shown_xy(kept, shown.ids)) is not None:
         about = kept.card
         perplexity = plane.perplexity_of(about["records"], about["perplexity"])
         caption = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
@@ -185,22 +185,21 @@ def _places(
     yield {"name": "PCA", "axes": f"across: {across}; up: {up}", "xy": _quantised(axes)}
 
 
-def _of_shown(kept: keep.Kept, ids: Sequence[str]) -> plane.Plane | None:
+def _shown_xy(kept: keep.Kept, ids: Sequence[str]) -> plane.Plane | None:
     row_of = {id: row for row, id in enumerate(kept.ids)}
     rows = [row_of.get(id, -1) for id in ids]
     return None if -1 in rows else kept.xy[rows]
 
 
 def _quantised(xy: plane.Plane) -> str:
-    """Return (N, 2) in 65,536 steps of the longer side, so that both axes have one scale."""
+    """Return `xy` (N, 2) as 16-bit numbers, with the same scale for both axes, in base64."""
     lowest = xy.min(0)
     longest = float((xy.max(0) - lowest).max()) or 1.0
     return _base64(np.round((xy - lowest) / longest * LEVELS).astype(np.uint16))
 
 
 def _nearest(vectors: np.ndarray) -> tuple[Shorts, Shorts]:
-    """Return the indices of the nearest other vectors (N, k), and their cosines in 65,535ths; k is
-    0 if vectors cannot be compared."""
+    """Return the indices (N, k) and 16-bit cosines of the nearest other vectors."""
     k = min(NEAREST, len(vectors) - 1)
     neighbours = np.zeros((len(vectors), k), np.uint16)
     cosines = np.zeros((len(vectors), k))
@@ -217,8 +216,8 @@ def _nearest(vectors: np.ndarray) -> tuple[Shorts, Shorts]:
 def _colours(shown: Shown, headers: Sequence[Header]) -> Iterator[Colour]:
     for labels in shown.labels:
         if labels.num_found:
-            is_taken = labels.title in OWN_TITLES
-            title = f"{labels.title} ({Path(labels.file).name})" if is_taken else labels.title
+            is_own_title = labels.title in OWN_TITLES
+            title = f"{labels.title} ({Path(labels.file).name})" if is_own_title else labels.title
             yield Colour(title, labels.texts)
     if any(organisms := [header.organism for header in headers]):
         yield Colour(ORGANISM, organisms, "not in the header")
@@ -246,11 +245,11 @@ def _packed_colour(colour: Colour) -> dict[str, Any]:
 
 
 def _numbers(texts: Sequence[str | None]) -> list[float | None] | None:
-    """Return labels as numbers, where they all are and are too many to be names."""
+    """Return labels as numbers, or None if some are not numbers or they are few."""
     known = {text for text in texts if text is not None}
     if len(known) <= MOST_NAMED:
         return None
-    if any("_" in text for text in known):  # 1_2 is a name, and 12 to Python
+    if any("_" in text for text in known):  # Python reads the name 1_2 as 12
         return None
     try:
         number_of = {text: float(text) for text in known}
@@ -262,7 +261,7 @@ def _numbers(texts: Sequence[str | None]) -> list[float | None] | None:
 
 
 def _sentence(shown: Shown, explained: float, kept: keep.Kept | None) -> str:
-    """Return what the map shows and how it was made."""
+    """Return the sentences on the records and layouts of the map."""
     num_shown, total = len(shown.ids), shown.total
     text = f"All {num_shown:,} records"
     if num_shown < total:
@@ -297,7 +296,7 @@ def _about_labels(shown: Shown, labels: Labelled) -> str:
 
 
 def _agreement(shown: Shown) -> str:
-    """Return how near records of one label lie to one another; "" where labels are numbers."""
+    """Return a sentence with the metrics of the labels; "" without labels or with numbers."""
     if not shown.labels or _numbers(shown.labels[0].texts) is not None:
         return ""
     labels = shown.labels[0]

@@ -1,4 +1,4 @@
-"""map.parquet: where records stand on the map, computed once and kept beside the results."""
+"""Compute, write and read map.parquet: the positions of records on the t-SNE map."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from featuremill.steps.maps import plane
 from featuremill.steps.maps.limits import FILE, MOST_RECORDS, PERPLEXITY
 
 CARD = b"featuremill"
-"""The key of the schema's metadata that says what the places were made of, and how."""
+"""The metadata key of the map's settings, versions and digest of values."""
 COLUMNS = ("tsne_1", "tsne_2")
 log = logging.getLogger("featuremill.map")
 
 
-class Asked(NamedTuple):
-    """What decides the places of given vectors."""
+class Settings(NamedTuple):
+    """The settings of t-SNE."""
 
     seed: int = 0
     perplexity: float = PERPLEXITY
 
 
 class Kept(NamedTuple):
-    """What map.parquet has."""
+    """The content of map.parquet."""
 
     card: Mapping[str, Any]
     ids: list[str]
@@ -45,7 +45,7 @@ class Kept(NamedTuple):
 
 
 def made_of(folder: Path) -> str:
-    """Return a digest of the values in `folder`; "" without whole results."""
+    """Return a digest of the values in `folder`; "" without complete results."""
     delivery = Results(folder).find_delivery()
     if delivery is None or delivery.partial:
         return ""
@@ -54,7 +54,7 @@ def made_of(folder: Path) -> str:
 
 
 def read_card(folder: Path) -> Mapping[str, Any]:
-    """Return the card of the map in `folder`; empty where there is none that can be read."""
+    """Return the card of the map in `folder`; empty if it is missing or cannot be read."""
     try:
         content = json.loads((pq.read_schema(folder / FILE).metadata or {})[CARD])
     except (OSError, pa.ArrowException, KeyError, ValueError):
@@ -63,7 +63,7 @@ def read_card(folder: Path) -> Mapping[str, Any]:
 
 
 def find(folder: Path, column: str) -> Kept | None:
-    """Return the map of `column` in `folder`, if it is of the present values."""
+    """Return the map of `column` in `folder`, or None if it is missing or not of these values."""
     card = read_card(folder)
     digest = made_of(folder)
     if not digest or (card.get("made_of"), card.get("column")) != (digest, column):
@@ -80,11 +80,11 @@ def keep(
     ids: Sequence[str],
     vectors: np.ndarray,
     total: int,
-    settings: Asked,
+    settings: Settings,
 ) -> Kept:
-    """Compute the positions of `vectors` (N, D) of the records `ids`, of `total` ones, and write
-    them to `folder`. `digest` is its `made_of` from before the vectors were read. They are computed
-    in the order of ids, so that the order of the results changes no position."""
+    """Compute the positions of `vectors` (N, D) of the records `ids`, a sample of `total` records,
+    and write map.parquet. `digest` is `made_of(folder)` from before the vectors were read. Vectors
+    are sorted by id, so that positions do not depend on the order of results."""
     log.info("t-SNE of %s", records(len(ids)))
     order = sorted(range(len(ids)), key=ids.__getitem__)
     xy = np.empty((len(ids), len(COLUMNS)))
@@ -105,12 +105,12 @@ def keep(
     return Kept(card, list(ids), xy)
 
 
-def compute(folder: Path, settings: Asked) -> Kept:
-    """Compute the map of a run, of at most `MOST_RECORDS` evenly spaced records and those that its
-    report shows.
+def compute(folder: Path, settings: Settings) -> Kept:
+    """Compute the map of a run, with up to `MOST_RECORDS` evenly spaced records and the records of
+    its report.
 
     Raises:
-        UserError: there are no results, or too few, or the package is not installed.
+        UserError: there are no results or too few, or the package is not installed.
     """
     if not plane.is_installed():
         raise UserError(
@@ -134,7 +134,7 @@ def compute(folder: Path, settings: Asked) -> Kept:
 
 
 def _shown_column(folder: Path) -> str | None:
-    """Return the column that the report of `folder` shows: the first of its table."""
+    """Return the column of the report of `folder`: the first column of vectors."""
     for name in ("embeddings.parquet", "embeddings"):
         if (folder / name).exists():
             return next(iter(features.columns_of(Table(folder / name).schema)), None)

@@ -1,6 +1,6 @@
-"""Which file the map is kept in, and of how many records it is."""
+"""The file name and limits of the map."""
 
 FILE = "map.parquet"
 MOST_RECORDS = 50_000
-"""The records of a map, at most; of more records, t-SNE takes a sample."""
+"""The largest number of evenly spaced records in a map."""
 PERPLEXITY = 30.0

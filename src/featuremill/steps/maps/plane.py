@@ -1,4 +1,4 @@
-"""Vectors on a plane: principal components, and a neighbour embedding (t-SNE)."""
+"""Project vectors to a plane: principal components and t-SNE."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import numpy.typing as npt
 
 PACKAGE = "openTSNE"
 COMPONENTS = 50
-"""The principal components of the vectors in which neighbours are sought."""
+"""The number of principal components that t-SNE uses."""
 LEAST_RECORDS = 10
 DIGITS = 6
-"""The decimal digits of the components: the last digits of sums depend on threads and on the
-processor, and t-SNE would make another map of each."""
+"""The decimals of the components; further digits would depend on threads and processors."""
 Plane = npt.NDArray[np.float64]
 
 
 def is_installed() -> bool:
-    """Return whether t-SNE can be computed here."""
+    """Return whether openTSNE is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def components(vectors: npt.NDArray[Any], number: int) -> tuple[Plane, Plane]:
-    """Return `vectors` (N, D) on their first principal axes, at most `number`, and the share of
-    the variance along each.
+    """Return the first `number` principal components of `vectors` (N, D), and their shares of the
+    variance.
 
-    Wide values are first narrowed by a randomised range finder with a fixed seed (Halko, Martinsson
-    and Tropp 2011, algorithm 4.4): the exact SVD of 5,000 × 5,120 takes minutes on one core, this
-    takes seconds, and the first components agree beyond what a screen shows.
+    Large matrices are first reduced by a randomised range finder with a fixed seed (Halko,
+    Martinsson and Tropp 2011, algorithm 4.4). For 5,000 × 5,120 it takes seconds on one core, where
+    the exact SVD takes minutes, and the difference is invisible on a map.
     """
     centred = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
     variance = float(np.square(centred, dtype=np.float64).sum())
@@ -44,17 +43,17 @@ def components(vectors: npt.NDArray[Any], number: int) -> tuple[Plane, Plane]:
         narrow = centred @ guess
     u, scale, _ = np.linalg.svd(narrow.astype(np.float64), full_matrices=False)
     axes = u[:, :number] * scale[:number]
-    for axis in range(axes.shape[1]):  # a sign is arbitrary: the farthest point is positive
+    for axis in range(axes.shape[1]):  # signs are arbitrary: make the farthest point positive
         axes[:, axis] *= 1.0 if axes[np.abs(axes[:, axis]).argmax(), axis] >= 0 else -1.0
     share = np.square(scale[:number]) / variance if variance > 0 else np.zeros(axes.shape[1])
     return axes, share
 
 
 def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> Plane:
-    """Return t-SNE of `vectors` (N, D), as (N, 2), from their principal components (van der Maaten
-    and Hinton 2008; by openTSNE, Poličar et al. 2024).
+    """Return the t-SNE (N, 2) of the principal components of `vectors` (N, D) (van der Maaten and
+    Hinton 2008; openTSNE, Poličar et al. 2024).
 
-    One thread: sums in another order would end in another picture.
+    Uses one thread, as the order of sums changes the map.
     """
     from openTSNE import TSNE
 
@@ -67,12 +66,12 @@ def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> 
 
 
 def perplexity_of(num_records: int, wanted: float) -> float:
-    """Return the perplexity for so many records: `wanted`, or the highest possible."""
+    """Return `wanted`, or the highest perplexity that is possible for the number of records."""
     return min(wanted, (num_records - 1) / 3)
 
 
 def versions() -> Mapping[str, Any]:
-    """Return the versions that t-SNE depends on."""
+    """Return the versions of the packages that affect the map."""
     from importlib import metadata
 
     return {name: metadata.version(name) for name in ("numpy", "openTSNE", "scikit-learn", "scipy")}

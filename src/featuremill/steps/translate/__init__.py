@@ -1,4 +1,4 @@
-"""translate: contigs or reads become proteins, and the nucleotides that each is read from."""
+"""The step `translate`: translate contigs or reads to proteins, with their nucleotides."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ def folder_of(project: Project) -> str:
 
 
 def records(section: SECTION, project: Project) -> Mapping[str, str]:  # noqa: ARG001
-    """Return the files of fragments by what they are."""
+    """Return the files of fragments by kind."""
     folder, names = folder_of(project), SHEETS if project.samples else KINDS
     return {kind: f"{folder}/{name}" for kind, name in names.items()}
 
 
 def records_now(section: SECTION, project: Project, folder: Path) -> Mapping[str, Path]:
-    """Return the same, translated into `folder` where that was not done yet."""
+    """Return the files of fragments by kind; translate into `folder` if they are missing or old."""
     from featuremill.steps.translate.command import translate
 
-    now, there = folder / KEY, Path(folder_of(project))
+    new, existing = folder / KEY, Path(folder_of(project))
     inputs = [Path(path) for path in project.inputs]
     inputs_or_sheet = Path(project.samples) if project.samples else inputs
-    translate(inputs_or_sheet, there, section.by, now, **section.options)
-    done, names = now if now.exists() else there, SHEETS if project.samples else KINDS
+    translate(inputs_or_sheet, existing, section.by, new, **section.options)
+    done, names = new if new.exists() else existing, SHEETS if project.samples else KINDS
     return {kind: done / name for kind, name in names.items()}
 
 
 def proteins_of(paths: Sequence[str]) -> tuple[str, str]:
-    """Return what to type, and the file of proteins that it makes."""
+    """Return the command that translates `paths`, and its file of proteins."""
     folder = "translated"
     words = ["featuremill", "translate", *paths, "--by", "orfs", "--output", folder]
     return shlex.join(words), f"{folder}/{PROTEINS}"
 
 
 def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:  # noqa: ARG001
-    """Yield an option that has no effect here, or cannot have its value."""
+    """Yield an error if an option has no effect or a wrong value."""
     try:
         settled(section.by, section.options, lambda name, value: f"{name}: {value}".rstrip(": "))
     except UserError as error:
@@ -76,7 +76,7 @@ def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ..
 
 
 def products(section: SECTION, project: Project) -> Sequence[Product]:
-    """Return the fragments."""
+    """Return the product of the step: the fragments."""
     folder = folder_of(project)
     inputs = _inputs(project)
     options = settled(section.by, section.options, lambda name, _: name)
@@ -96,24 +96,23 @@ def products(section: SECTION, project: Project) -> Sequence[Product]:
 
 
 def files_of(project: Project) -> Mapping[str, str]:
-    """Return the files that Snakemake is told of, but for the summary, as its rule names them; of
-    samples, the sheets."""
+    """Return the rule's output files by name, without the summary; with samples, the sheets."""
     tables = {"fragments": FRAGMENTS, "untranslated": UNTRANSLATED}
     return SHEETS if project.samples else KINDS | tables
 
 
 def words_of_inputs(paths: Sequence[str], project: Project) -> list[str]:
-    """Return what is translated, as it is typed; `paths` are the inputs as they are named there."""
+    """Return the words of the command that name the inputs `paths`."""
     return ["--samples", paths[0]] if project.samples else list(paths)
 
 
 def _inputs(project: Project) -> list[str]:
-    """Return the files that are read; of a sheet of samples that cannot be, the sheet alone."""
+    """Return the files that are read: inputs, or the sheet of samples and its files."""
     from featuremill.inputs import samples
 
     paths = list(project.inputs)
     if project.samples:
-        with contextlib.suppress(UserError):  # the job says it, and so does whoever starts it
+        with contextlib.suppress(UserError):  # other checks and the job report this error
             paths += [row.file for row in samples.read(Path(project.samples)).rows]
     return list(dict.fromkeys(paths))
 

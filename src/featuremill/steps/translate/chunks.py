@@ -1,10 +1,10 @@
-"""Windows of a contig, each in those of its six frames that have no stop.
+"""Divide contigs into windows, and translate the frames of each window that have no stop codon.
 
-There are n = ceil(length / window) windows. A codon with a letter besides A, C, G and T yields no
-residue. `Chunks` are all of the same length: their surplus, n * window - length, is shared out over
-the n - 1 overlaps, and the first few get one letter more. `VirNucPro` cuts as the program of that
-name does (github.com/Li-Jing-1997/VirNucPro), whose overlaps share out the surplus by n, so that
-its last window may be shorter, and whose nucleotides have a letter more than their codons.
+There are n = ceil(length / window) windows. Codons with a letter other than A, C, G and T yield no
+residue. `Chunks` have equal lengths: the surplus, n * window - length, is distributed over the
+n - 1 overlaps, with an extra letter in the first overlaps. `VirNucPro` has the windows of that
+program (github.com/Li-Jing-1997/VirNucPro): the surplus is divided by n, so that the last window
+may be shorter, and the nucleotides have one letter more than their codons.
 """
 
 from __future__ import annotations
@@ -23,39 +23,37 @@ from featuremill.steps.translate.genetic_code import (
 
 FRAMES = [("+", frame, f"F{frame + 1}") for frame in range(3)]
 FRAMES += [("-", frame, f"R{frame + 1}") for frame in range(3)]
-"""Strand, letters left out at the beginning, and what ids end with."""
+"""Strand, number of letters before the first codon, and suffix of the id."""
 Window = tuple[int, int, int]
-"""Number from 1, start and end."""
-
-
+"""Number (from 1), start and end."""
 WHY_NONE = "a stop codon, or no codon of A, C, G and T alone, in each frame of each chunk"
 
 
 class Chunks(NamedTuple):
-    """Windows of so many nucleotides, all of the same length."""
+    """Windows of equal length, in nucleotides."""
 
     window: int
     why_none: str = WHY_NONE
 
     def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
-        """Yield the fragments of `contigs`, by chunk and then F1 to F3, R1 to R3."""
+        """Yield the fragments of `contigs`, sorted by window, then F1 to F3, R1 to R3."""
         return _cut(contigs, self.window, even_windows, _codons_alone, reverse_complement)
 
 
 class VirNucPro(NamedTuple):
-    """Windows of so many nucleotides, as VirNucPro cuts them."""
+    """Windows as in VirNucPro, in nucleotides."""
 
     window: int
     why_none: str = WHY_NONE
 
     def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
-        """Yield the fragments of `contigs`, by chunk and then F1 to F3, R1 to R3; without those
-        that have no residue, which the program would list."""
+        """Yield the fragments of `contigs`, sorted by window, then F1 to F3, R1 to R3; without
+        empty fragments, which VirNucPro would list."""
         return _cut(contigs, self.window, virnucpro_windows, _with_a_letter_more, _other_strand)
 
 
 def even_windows(length: int, window: int) -> Iterator[Window]:
-    """Yield the windows over `length` letters: one, and a shorter one, where they are fewer."""
+    """Yield the windows over `length` letters; a single, shorter one if `length` < `window`."""
     num_windows = max(1, -(-length // window))
     overlap, num_longer = divmod(num_windows * window - length, max(1, num_windows - 1))
     start = 0
@@ -67,8 +65,8 @@ def even_windows(length: int, window: int) -> Iterator[Window]:
 def virnucpro_windows(length: int, window: int) -> Iterator[Window]:
     """Yield VirNucPro's windows over `length` letters.
 
-    Each overlap has floor(surplus / n) letters, and the first of them one more, as many as are then
-    still missing in n - 1 overlaps.
+    Each overlap has floor(surplus / n) letters; the remainder of the surplus is distributed over
+    the first overlaps.
     """
     num_windows = max(1, -(-length // window))
     surplus = num_windows * window - length
@@ -81,17 +79,17 @@ def virnucpro_windows(length: int, window: int) -> Iterator[Window]:
 
 
 def _codons_alone(strand: bytes, frame: int, num_residues: int) -> bytes:  # noqa: ARG001
-    """Return all whole codons of the frame, also those that yield no residue."""
+    """Return all complete codons of the frame, also those without a residue."""
     return strand[frame : len(strand) - (len(strand) - frame) % 3]
 
 
 def _with_a_letter_more(strand: bytes, frame: int, num_residues: int) -> bytes:
-    """Return as many codons as there are residues, and a letter more where the window has it."""
+    """Return one codon per residue, and one letter more if the window has it."""
     return strand[frame : frame + 3 * num_residues + 1]
 
 
 def _other_strand(letters: bytes) -> bytes:
-    """Return the reverse complement, in which letters besides A, C, G and T are what they were."""
+    """Return the reverse complement; letters other than A, C, G and T are not complemented."""
     return letters.translate(_PLAIN_COMPLEMENT)[::-1]
 
 
@@ -105,46 +103,46 @@ def _cut(
     nucleotides_of: Callable[[bytes, int, int], bytes],
     other_strand: Callable[[bytes], bytes],
 ) -> Iterator[Cut]:
-    waiting: list[tuple[Record, list[Window]]] = []
+    batch: list[tuple[Record, list[Window]]] = []
     num_letters = 0
     for contig in contigs:
-        of_contig: list[Window] = []
-        waiting.append((contig, of_contig))
+        contig_windows: list[Window] = []
+        batch.append((contig, contig_windows))
         for window in windows(len(contig.payload), size):
-            of_contig.append(window)
+            contig_windows.append(window)
             num_letters += size
             if num_letters >= BATCH_LETTERS:
-                yield from _translated(waiting, nucleotides_of, other_strand)
-                of_contig, num_letters = [], 0
-                waiting = [(contig, of_contig)]
-    yield from _translated(waiting, nucleotides_of, other_strand)
+                yield from _translated(batch, nucleotides_of, other_strand)
+                contig_windows, num_letters = [], 0
+                batch = [(contig, contig_windows)]
+    yield from _translated(batch, nucleotides_of, other_strand)
 
 
 def _translated(
-    waiting: list[tuple[Record, list[Window]]],
+    batch: list[tuple[Record, list[Window]]],
     nucleotides_of: Callable[[bytes, int, int], bytes],
     other_strand: Callable[[bytes], bytes],
 ) -> Iterator[Cut]:
-    """Yield the contigs with the fragments of their windows."""
+    """Yield the contigs with the fragments of their windows, translated in one batch."""
     strands: list[tuple[bytes, bytes]] = []
     stretches = []
-    for contig, of_contig in waiting:
-        for _, start, end in of_contig:
+    for contig, contig_windows in batch:
+        for _, start, end in contig_windows:
             forward = contig.payload[start:end]
             strands.append((forward, other_strand(forward)))
             for letters in strands[-1]:
                 stretches += [_codons_alone(letters, frame, 0) for frame in range(3)]
     residues = genetic_code(STANDARD).skipping().translated(b"".join(stretches))
-    last, left, of_window = 0, iter(stretches), iter(strands)
-    for contig, of_contig in waiting:
+    last, left, strand_pairs = 0, iter(stretches), iter(strands)
+    for contig, contig_windows in batch:
         fragments = []
-        for (number, start, end), both in zip(of_contig, of_window, strict=False):
+        for (number, start, end), strand_pair in zip(contig_windows, strand_pairs, strict=False):
             for (strand, frame, name), codons in zip(FRAMES, left, strict=False):
                 first, last = last, last + len(codons) // 3
                 protein = residues[first:last]
                 if b"*" in protein or not (protein := protein.replace(SKIPPED, b"")):
                     continue
-                nucleotides = nucleotides_of(both[strand == "-"], frame, len(protein))
+                nucleotides = nucleotides_of(strand_pair[strand == "-"], frame, len(protein))
                 low = start + frame if strand == "+" else end - frame - len(nucleotides)
                 id = f"{contig.id}_chunk_{number}{name}"
                 high = low + len(nucleotides)

@@ -1,10 +1,9 @@
-"""translate: turn contigs or reads into proteins, with the nucleotides that code each.
+"""`featuremill translate`: translate contigs or reads to proteins, with their nucleotides.
 
-Reads FASTA, FASTQ, GenBank or tables once; writes into a folder proteins.faa.gz, nucleotides.fna.gz
-(the same ids in the same order), fragments.parquet (where on which contig each of them stands),
-untranslated.tsv and, last, translate.json. A folder that is done for the same files and options is
-left as it is. Of a sheet of samples, each is translated so into a folder of its own, and further
-sheets name the files of fragments.
+Reads FASTA, FASTQ, GenBank or tables. Writes proteins.faa.gz and nucleotides.fna.gz (with the same
+ids and order), fragments.parquet (their positions on the contigs), untranslated.tsv and, last,
+translate.json. A folder that is complete for the same files and options is not changed. With a
+sheet of samples, each sample has a folder, and further sheets list the files of fragments.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["CODON"]
 log = logging.getLogger("featuremill.translate")
 MOST_NAMED = 5
-"""Samples without a fragment that are named."""
+"""The most samples without a fragment that a message names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=Path,
         metavar="SHEET",
-        help="in place of INPUT, a sheet with the files of each sample, which is cut by itself",
+        help="instead of INPUT, a sheet of samples with their files; each is translated separately",
     )
-    add("--output", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    add("--output", type=Path, required=True, metavar="FOLDER", help="output folder")
     add_options(parser, SECTION, *SECTION.model_fields)
 
 
@@ -69,12 +68,13 @@ def translate(
     elsewhere: Path | None = None,
     **chosen: int | str,
 ) -> Translation:
-    """Cut the contigs of these files, or of a sheet of samples, into fragments, written into
-    `folder`, or `elsewhere` unless it is done there; return the summary. `chosen` are options of
-    the command line, by their names there.
+    """Translate the contigs of files or of a sheet of samples; return the summary.
+
+    Writes to `folder`, unless it is complete. If `elsewhere` is given, it is written instead, and
+    `folder` is only read. `chosen` are options of the command line, by name.
 
     Raises:
-        UserError: when an option, an input or the folder is not what it should be.
+        UserError: an option, an input or the folder is wrong.
     """
     options = settled(by, chosen, typed)
     way, program = _way(by, options, elsewhere or folder)
@@ -106,12 +106,13 @@ def translate(
     return done
 
 
-class _Made(NamedTuple):
-    """A translation, where it is, and whether it was made now."""
+class _Result(NamedTuple):
+    """A translation and its folder."""
 
     summary: Translation
     folder: Path
     is_new: bool
+    """False for a translation that existed before the call."""
 
 
 def _translated(
@@ -121,25 +122,27 @@ def _translated(
     way: Way,
     elsewhere: Path | None,
     of_sample: bool = False,
-) -> _Made:
-    """Translate files, as `translate` does; `about` are fields of the summary. Those of a sample
-    may have no contig that could have a fragment, and are synced with those of all others: one that
-    a loss of power damaged does not have the digests of its summary, and is translated again."""
+) -> _Result:
+    """Translate files, as `translate` does; `about` are fields of the summary.
+
+    Samples may lack contigs that are long enough. Their files are not synced one by one; if a loss
+    of power damages some, their digests differ from the summary, and they are translated again.
+    """
     from featuremill.inputs import source
-    from featuremill.steps.translate import folder as place
+    from featuremill.steps.translate import folder as layout
 
     for path in paths:
         source.check(path)
-    place.check(folder, paths)
+    layout.check(folder, paths)
     about = {**about, "inputs": _inputs(paths)}
-    done = place.Translation.find(folder / names.SUMMARY)
+    done = layout.Translation.find(folder / names.SUMMARY)
     if done and done.is_of(about) and not any(done.damaged(folder)):
-        return _Made(done, folder, False)
+        return _Result(done, folder, False)
     folder = elsewhere or folder
-    with place.ours(folder):
-        with place.writing(folder, not of_sample) as outputs:
+    with layout.locked(folder):
+        with layout.writing(folder, not of_sample) as outputs:
             contigs, num_letters = _cut(paths, way, outputs, of_sample)
-        done = place.Translation(
+        done = layout.Translation(
             version=1,
             **about,
             contigs=contigs,
@@ -149,16 +152,16 @@ def _translated(
             files=outputs.sha256,
         )
         done.write(folder / names.SUMMARY, not of_sample)
-    return _Made(done, folder, True)
+    return _Result(done, folder, True)
 
 
 def _translated_samples(
     path: Path, folder: Path, about: Mapping[str, Any], way: Way, elsewhere: Path | None
-) -> _Made:
-    """Translate each sample of the sheet at `path` by itself; write sheets of what comes out."""
+) -> _Result:
+    """Translate each sample of the sheet at `path`, and write the sheets of fragments."""
     from featuremill.inputs import samples
     from featuremill.kit.files import sha256_of, sync_folder, vacate
-    from featuremill.steps.translate import folder as place
+    from featuremill.steps.translate import folder as layout
 
     sheet = samples.read(path)
     sheet.refuse_missing()
@@ -166,24 +169,24 @@ def _translated_samples(
     for row in sheet.rows:
         files.setdefault(row.owner, []).append(Path(row.file))
     every = dict.fromkeys(chain.from_iterable(files.values()))
-    place.check(folder, [path, *every])
+    layout.check(folder, [path, *every])
     known = sheet.about[samples.SAMPLE]
-    inside = [place.folder_name(sample) for sample in known]
+    inside = [layout.folder_name(sample) for sample in known]
     progress = Progress(log, "translating", "samples")
-    translations: list[_Made] = []
-    with place.ours(elsewhere or folder):
+    translations: list[_Result] = []
+    with layout.locked(elsewhere or folder):
         for number, name in enumerate(inside):
             there = elsewhere / name if elsewhere else None
             translations.append(_translated(files[number], folder / name, about, way, there, True))
             progress.at(number + 1, len(known))
         folder = elsewhere or folder
         vacate(folder / names.SUMMARY)
-        place.remove_others(folder, {*inside, *names.SHEETS.values()})
+        layout.remove_others(folder, {*inside, *names.SHEETS.values()})
         summaries = [each.summary for each in translations]
-        contigs = place.Contigs(
+        contigs = layout.Contigs(
             **{
                 key: sum(getattr(each.contigs, key) for each in summaries)
-                for key in place.Contigs.model_fields
+                for key in layout.Contigs.model_fields
             }
         )
         if not contigs.with_fragments:
@@ -197,7 +200,7 @@ def _translated_samples(
             for name, each in zip(inside, translations, strict=True)
         }
         digests |= _write_sheets(folder, sheet.about, translations)
-        done = place.Translation(
+        done = layout.Translation(
             version=1,
             **about,
             inputs=_inputs([path, *every]),
@@ -210,19 +213,18 @@ def _translated_samples(
         )
         sync_folder(folder)
         done.write(folder / names.SUMMARY)
-    return _Made(done, folder, any(each.is_new for each in translations))
+    return _Result(done, folder, any(each.is_new for each in translations))
 
 
 def _write_sheets(
-    folder: Path, about: Mapping[str, Sequence[str]], translations: Sequence[_Made]
+    folder: Path, about: Mapping[str, Sequence[str]], translations: Sequence[_Result]
 ) -> dict[str, str]:
-    """Write a sheet of each kind of fragments, without samples that have none; return what they
-    are called, and their digests."""
+    """Write a sheet per kind of fragments, without empty samples; return digests by name."""
     from featuremill.inputs import samples
     from featuremill.kit.files import delivering, digest_of, sha256_of
-    from featuremill.steps.translate import folder as place
+    from featuremill.steps.translate import folder as layout
 
-    with_any = [number for number, each in enumerate(translations) if each.summary.fragments]
+    with_fragments = [number for number, each in enumerate(translations) if each.summary.fragments]
     without = [
         name
         for name, each in zip(about[samples.SAMPLE], translations, strict=True)
@@ -237,13 +239,15 @@ def _write_sheets(
     digests: dict[str, str] = {}
     for kind, name in names.SHEETS.items():
         file = names.KINDS[kind]
-        columns = {key: [each[number] for number in with_any] for key, each in about.items()}
-        columns[place.FILE] = [str(translations[number].folder / file) for number in with_any]
+        columns = {key: [each[number] for number in with_fragments] for key, each in about.items()}
+        columns[layout.FILE] = [
+            str(translations[number].folder / file) for number in with_fragments
+        ]
         contents = digest_of(
-            translations[number].summary.files[file].encode() for number in with_any
+            translations[number].summary.files[file].encode() for number in with_fragments
         )
         with delivering(folder / name) as temporary:
-            place.write_sheet(temporary, columns, contents)
+            layout.write_sheet(temporary, columns, contents)
         digests[name] = sha256_of(folder / name)
     return digests
 
@@ -259,7 +263,7 @@ def _inputs(paths: Sequence[Path]) -> list[InputFile]:
 
 
 def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:
-    """Return what cuts contigs, and the version of the program that it needs ("" for none)."""
+    """Return the method, and the version of the program that it uses or ""."""
     from featuremill.steps.translate import genes
     from featuremill.steps.translate.chunks import Chunks, VirNucPro
     from featuremill.steps.translate.genetic_code import genetic_code
@@ -286,10 +290,10 @@ def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:
 def _cut(
     paths: Sequence[Path], way: Way, outputs: Outputs, may_have_none: bool
 ) -> tuple[Contigs, int]:
-    """Write the fragments of all contigs; return how many contigs and nucleotides there were.
+    """Write the fragments of all contigs; return the numbers of contigs and nucleotides.
 
     Raises:
-        UserError: no contig could have a fragment, unless that may be.
+        UserError: no contig is as long as a codon, and not `may_have_none`.
     """
     from featuremill.steps.translate.contigs import contigs_in
     from featuremill.steps.translate.folder import Contigs
@@ -301,9 +305,9 @@ def _cut(
     cuts = way.cut(Ids().checked(contigs_in(paths)))
     end: tuple[None, list[Fragment]] = (None, [])
     for (contig, fragments), (following, _) in pairwise(chain(cuts, [end])):
-        assert contig  # only the last one is none
+        assert contig  # only the end is None
         outputs.add(contig, fragments)
-        if following is contig:  # there is more of it
+        if following is contig:  # more of its fragments follow
             continue
         num_letters += len(contig.payload)
         progress.at(num_letters)

@@ -1,8 +1,7 @@
-"""FASTA of nucleotides, where a record may be a chromosome.
+"""Read FASTA of nucleotides, in which a record may be a chromosome.
 
-Letters are cleaned while they are read, so a record takes its own size in memory, however its lines
-are cut; `featuremill.inputs.fasta` would take four times that. What counts as a line of which kind
-is as there.
+Letters are cleaned while they are read, so that memory holds one copy of a record, where
+`featuremill.inputs.fasta` needs four. Both parse lines in the same way.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from featuremill.inputs.letters import MOST_OF_A_WORD, maker
 from featuremill.kit.workloads import Record
 
 MAX_CONTIG_BYTES = 10 * source.MAX_RECORD_BYTES
-"""What a record may take: the human chromosome 1 has 250 MB."""
+"""The largest record; human chromosome 1 has 250 MB."""
 PIECE_LETTERS = 2**20
-"""So many are cleaned together."""
+"""The number of letters that are cleaned at a time."""
 WHITE = " \t\ufeff"
-"""What may stand before a line: files glued together keep their BOMs."""
+"""Characters that are stripped from lines; concatenated files contain byte order marks."""
 NO_LETTERS = tuple(">#;")
-"""How a line of something else begins."""
+"""First characters of lines without letters."""
 
 
 def contigs_in(paths: Sequence[Path]) -> Iterator[Record]:
-    """Stream the records of files of any kind."""
+    """Yield the records of files of any format."""
     return nucleotides(paths, fasta=__name__)
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
-    """Stream the records of a FASTA file."""
+    """Yield the records of a FASTA file."""
     with source.open_text(path, "surrogateescape", MAX_CONTIG_BYTES) as text:
         meter, record = source.meter_of(text), None
-        for number, is_begun, piece in _pieces(text):
+        for number, is_continued, piece in _pieces(text):
             line = piece.strip()
-            if not is_begun and not "A" <= line[:1] <= "z":
+            if not is_continued and not "A" <= line[:1] <= "z":
                 line = line.lstrip(WHITE)
                 if line[:1] == ">":
                     if record:
                         yield record.whole()
                     meter.num_open = 0
-                    record = _Growing(line[1:], str(path), number)
+                    record = _Builder(line[1:], str(path), number)
                     continue
                 if not line or line[0] in NO_LETTERS:
                     continue
@@ -57,21 +56,21 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
 
 
 def _pieces(text: io.TextIOWrapper) -> Iterator[tuple[int, bool, str]]:
-    """Yield the lines of `text`, long ones of letters in pieces: the line's number, whether it
-    began in an earlier piece, and what is there."""
-    number, is_begun = 1, False
+    """Yield the lines of `text` as (line number, whether the line began in an earlier piece, text).
+    Long lines of letters are divided into pieces."""
+    number, is_continued = 1, False
     while piece := text.readline(PIECE_LETTERS):
         is_whole = piece.endswith("\n")
-        if not is_whole and not is_begun and piece.lstrip(WHITE)[:1] in NO_LETTERS:
+        if not is_whole and not is_continued and piece.lstrip(WHITE)[:1] in NO_LETTERS:
             piece += text.readline()
             is_whole = True
-        yield number, is_begun, piece
-        is_begun = not is_whole
+        yield number, is_continued, piece
+        is_continued = not is_whole
         number += is_whole
 
 
-class _Growing:
-    """A record of which more lines may come."""
+class _Builder:
+    """Builds a record from its lines."""
 
     def __init__(self, header: str, name: str, line: int) -> None:
         header, self._note = as_unicode(header)
@@ -80,9 +79,9 @@ class _Growing:
         self._lines: list[str] = []
         self._num_letters = 0
         self._pieces: list[Record] = []
-        """One for each piece that was cleaned, without its letters."""
+        """The records of the cleaned pieces, without their letters."""
         self._payload = io.BytesIO()
-        """Cleaned letters; unlike a bytearray, it becomes bytes without a copy."""
+        """The cleaned letters; unlike a bytearray, BytesIO returns bytes without a copy."""
 
     def add(self, line: str) -> None:
         self._lines.append(line)
@@ -95,16 +94,16 @@ class _Growing:
         self._pieces.append(piece._replace(payload=b""))
 
     def _cleaned(self) -> Record:
-        """Return a record of the lines that are waiting."""
+        """Return a record with the lines that are not yet cleaned."""
         make = maker(partial(bases.clean, num_before=self._payload.tell()))
         letters = "".join(self._lines)
-        if self._pieces:  # the end of a record may be `NA`, and is no word for a missing one
+        if self._pieces:  # do not read `NA` at the end of a record as a missing value
             letters = letters.ljust(MOST_OF_A_WORD)
         self._lines, self._num_letters = [], 0
         return make(self._id, self._description, letters, self._name, self._line, self._note)
 
     def whole(self) -> Record:
-        """Return the whole record."""
+        """Return the complete record."""
         if not self._pieces:
             return self._cleaned()
         if self._num_letters:

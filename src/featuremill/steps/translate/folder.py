@@ -1,8 +1,8 @@
-"""The folder of a translation: what is in it, whose it is, and when it is done.
+"""Write, check and read the folder of a translation.
 
-`proteins.faa.gz` and `nucleotides.fna.gz` have the same ids in the same order, `fragments.parquet`
-one row for each, in that order too. `untranslated.tsv` lists contigs without a fragment, and
-`translate.json`, which comes last, says what all of it was made from.
+`proteins.faa.gz`, `nucleotides.fna.gz` and the rows of `fragments.parquet` have the same ids in the
+same order. `untranslated.tsv` lists contigs without a fragment. `translate.json` is written last;
+it has the inputs, the options and the digests of the other files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["fragments", "untranslated", "whole"]
 GZIP_LEVEL = 1
 BLOCK_LETTERS, BLOCK_ROWS = 2**21, 10_000
-"""What waits until it is written together: so many nucleotides or rows."""
+"""The nucleotides or rows that are collected before they are written."""
 COLUMNS = {
     "id": "string",
     "contig": "string",
@@ -60,11 +60,11 @@ COLUMNS = {
     "strand": "string",
     "frame": "int8",
 }
-"""Of fragments.parquet."""
+"""The columns of fragments.parquet, with their types."""
 
 
 class InputFile(JsonRecord):
-    """A file that was read."""
+    """An input file."""
 
     path: str
     bytes: int
@@ -72,10 +72,10 @@ class InputFile(JsonRecord):
 
 
 class Contigs(JsonRecord):
-    """How many contigs there were."""
+    """The numbers of contigs."""
 
     read: int
-    """The sum of the others."""
+    """The sum of the other fields."""
     with_fragments: int
     without_fragments: int
     refused: int
@@ -87,28 +87,28 @@ class Translation(JsonFile):
     by: str
     options: dict[str, int | str]
     program: str
-    """Version of the program that found genes; empty for the other ways."""
+    """The version of the program that found genes; empty for the other methods."""
     method: int = 1
-    """The version of the way `by` (`METHODS`)."""
+    """The version of the method `by` (`METHODS`)."""
     inputs: list[InputFile]
     contigs: Contigs
     nucleotides: int
-    """Of the contigs that were not refused."""
+    """The number of nucleotides in contigs that were not refused."""
     fragments: int
     residues: int
     files: dict[str, str]
-    """The sha256 of each other file; of samples, of the sheets and of each one's translate.json."""
+    """The sha256 of each file; with samples, of the sheets and each sample's translate.json."""
     samples: list[str] | None = None
-    """Their names, in their order, where contigs are of samples."""
+    """The names of the samples, in order; None without samples."""
 
     @property
     def id_columns(self) -> IdColumns:
-        """How ids of its contigs look when they are written; inside they are whole."""
+        """The columns of ids in files; in memory, ids are whole."""
         return ID_ALONE if self.samples is None else IdColumns(KEYS)
 
     @property
     def places(self) -> list[tuple[str, str]]:
-        """Each sample and the name of its folder inside; of none, this folder."""
+        """The samples with the names of their folders; without samples, ("", "")."""
         if self.samples is None:
             return [("", "")]
         return [(sample, folder_name(sample)) for sample in self.samples]
@@ -118,7 +118,7 @@ class Translation(JsonFile):
         return all(getattr(self, name) == value for name, value in about.items())
 
     def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:
-        """Yield those of the files `names` in `folder` that are not what this was written for."""
+        """Yield those of the files `names` in `folder` that are missing or have other digests."""
         for name in names:
             path = folder / name
             if not path.is_file() or sha256_of(path) != self.files[name]:
@@ -126,11 +126,10 @@ class Translation(JsonFile):
 
 
 def whole(folder: Path) -> Translation:
-    """Return what the translation in `folder` says of itself, once its tables are seen to be those
-    that it was written for.
+    """Return the summary of the translation in `folder`, after a check of the tables' digests.
 
     Raises:
-        UserError: when it is not finished, or a table is another.
+        UserError: the translation is not finished, or a table was changed.
     """
     summary = Translation.find(folder / SUMMARY)
     if summary is None:
@@ -149,9 +148,8 @@ def whole(folder: Path) -> Translation:
 def fragments(
     folder: Path, columns: Sequence[str] = tuple(COLUMNS), num_rows: int = BLOCK_ROWS
 ) -> Iterator[pa.Table]:
-    """Yield these columns of all fragments of the translation in `folder`, in order, at most
-    `num_rows` together. Where contigs are of samples, `id` and `contig` begin with `<sample>/`, as
-    ids of features do."""
+    """Yield columns of all fragments of the translation in `folder`, in order, in blocks of up to
+    `num_rows`. With samples, `id` and `contig` begin with `<sample>/`, like the ids of features."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -160,17 +158,16 @@ def fragments(
     for sample, inside in summary.places:
         with pq.ParquetFile(folder / inside / FRAGMENTS) as file:
             for batch in file.iter_batches(num_rows, columns=list(columns)):
-                some = pa.table(batch)
+                table = pa.table(batch)
                 for number, name in enumerate(columns if sample else ()):
                     if name in ("id", "contig"):
-                        whole_names = pc.binary_join_element_wise(sample, some[name], "/")
-                        some = some.set_column(number, name, whole_names)
-                yield some
+                        whole_names = pc.binary_join_element_wise(sample, table[name], "/")
+                        table = table.set_column(number, name, whole_names)
+                yield table
 
 
 def untranslated(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the contigs without a fragment of the translation in `folder`, as untranslated.tsv has
-    them; of samples, `contig` begins with `<sample>/`."""
+    """Yield the rows of untranslated.tsv; with samples, `contig` begins with `<sample>/`."""
     for sample, inside in Translation.read(folder / SUMMARY).places:
         with (folder / inside / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
             for row in read_tsv(file):
@@ -178,12 +175,12 @@ def untranslated(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def folder_name(sample: str) -> str:
-    """Return what the folder of a sample's own translation is called."""
+    """Return the name of the folder of a sample's translation."""
     return f"{OF_SAMPLE}{sample}"
 
 
 def check(folder: Path, inputs: Sequence[Path]) -> None:
-    """Raise UserError unless `folder` is one, or could be, and none of `inputs` stands in it."""
+    """Raise UserError if `folder` is a file, or if one of `inputs` is in it."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: this is a file; name a new folder with --output.")
     for path in inputs:
@@ -192,14 +189,14 @@ def check(folder: Path, inputs: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def ours(folder: Path) -> Iterator[None]:
-    """Have `folder` for this process alone during the block.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this process during the block.
 
     Raises:
-        UserError: when it holds something else, or another process writes it.
+        UserError: the folder has other files, or another process has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in _strangers(folder):
+    for path in _unknown_files(folder):
         raise UserError(
             f"{folder}: there is {str(path.relative_to(folder))!r}, which is of no translation; "
             "name a new folder, or an empty one."
@@ -211,40 +208,40 @@ def ours(folder: Path) -> Iterator[None]:
         try:
             for path in folder.iterdir():
                 if is_temporary(path):
-                    remove(path)  # of one that was killed
+                    remove(path)  # left by a killed process
             yield
         finally:
             left = {path.name for path in folder.iterdir()}
             if SUMMARY in left or not any(is_ours(path) for path in folder.iterdir()):
-                lock.unlink()  # else it says whose those files are
-            with contextlib.suppress(OSError):  # it holds results
+                lock.unlink()  # otherwise the lock marks the files as those of a translation
+            with contextlib.suppress(OSError):  # the folder is not empty
                 folder.rmdir()
 
 
 def _marks(folder: Path) -> list[str]:
-    """Return what says that a folder is of a translation, done or killed."""
+    """Return the files that mark a folder as that of a translation, complete or not."""
     return [name for name in (SUMMARY, LOCK) if (folder / name).exists()]
 
 
-def _strangers(folder: Path) -> Iterator[Path]:
-    """Yield what no translation wrote into `folder` and into its folders of samples."""
-    there = sorted(folder.iterdir())
-    # Snakemake removed the summary before the job, and the other files it knows of.
-    are_samples = [path for path in there if path.name.startswith(OF_SAMPLE) and is_ours(path)]
-    is_known = bool(_marks(folder) or are_samples) or {path.name for path in there} >= set(FILES)
-    for path in there:
+def _unknown_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in `folder` and its folders of samples that no translation wrote."""
+    paths = sorted(folder.iterdir())
+    # Snakemake removes its output files, with the summary, before the job.
+    are_samples = [path for path in paths if path.name.startswith(OF_SAMPLE) and is_ours(path)]
+    is_known = bool(_marks(folder) or are_samples) or {path.name for path in paths} >= set(FILES)
+    for path in paths:
         if path.name in (SUMMARY, LOCK) or is_beside(path.name):
             continue
         if not (is_known and is_ours(path)):
             yield path
-    yield from chain.from_iterable(map(_strangers, are_samples))
+    yield from chain.from_iterable(map(_unknown_files, are_samples))
 
 
 def is_ours(path: Path) -> bool:
-    """Say whether a file in a translation's folder, or the folder of a sample, may be its own."""
+    """Return whether a translation may have written a file, or the folder of a sample."""
     name = path.name
     if name.startswith(OF_SAMPLE):
-        # An empty one is of a process that was killed before it had a lock.
+        # An empty folder is left by a process that was killed before it had the lock.
         return path.is_dir() and (bool(_marks(path)) or not any(path.iterdir()))
     files = (*FILES, *SHEETS.values())
     begun = (*(f".{file}." for file in (*files, SUMMARY)), ".genes.")
@@ -252,14 +249,14 @@ def is_ours(path: Path) -> bool:
 
 
 def remove_others(folder: Path, names: Container[str]) -> None:
-    """Remove what a translation of something else left in `folder`, which is `ours`."""
+    """Remove other files of translations from `folder`, which is locked with `locked`."""
     for path in folder.iterdir():
         if is_ours(path) and path.name not in names:
             (remove if path.name.startswith(".") else discard)(path)
 
 
 class Outputs:
-    """The open files, and what went into them."""
+    """Writes the files of a translation."""
 
     def __init__(self, files: contextlib.ExitStack, paths: Mapping[str, Path]) -> None:
         import pyarrow as pa
@@ -267,9 +264,9 @@ class Outputs:
 
         self.num_fragments = self.num_residues = 0
         self.sha256: dict[str, str] = {}
-        """Of each file, when all of them are written."""
+        """The sha256 of each file, after all are written."""
         self._fragments: list[Fragment] = []
-        """What waits to be written, and of which contig each is."""
+        """The fragments that are not written yet."""
         self._contigs: list[str] = []
         self._num_letters = 0
         self._fasta = [
@@ -279,7 +276,7 @@ class Outputs:
                     "wb",
                     compresslevel=GZIP_LEVEL,
                     threads=0,  # in this process
-                    format="gz",  # without a time or a name in it: the same bytes every time
+                    format="gz",  # without time and name, so that equal data have equal bytes
                 )
             )
             for name in (PROTEINS, NUCLEOTIDES)
@@ -293,7 +290,7 @@ class Outputs:
         self._listed = TsvWriter(files.enter_context(listed), names)
 
     def add(self, contig: Record, fragments: Sequence[Fragment]) -> None:
-        """Write fragments of a contig."""
+        """Add fragments of a contig."""
         self._fragments += fragments
         self._contigs += [contig.id] * len(fragments)
         self._num_letters += sum([len(fragment.nucleotides) for fragment in fragments])
@@ -302,11 +299,11 @@ class Outputs:
             self.write()
 
     def leave_out(self, contig: Record, status: str, reason: str) -> None:
-        """List a contig that has no fragment."""
+        """Write a contig without a fragment to untranslated.tsv."""
         self._listed.row((contig.id, contig.source, contig.line, status, reason))
 
     def write(self) -> None:
-        """Write what waits."""
+        """Write the collected fragments."""
         import pyarrow as pa
 
         if not self._fragments:
@@ -328,8 +325,8 @@ class Outputs:
 
 
 def write_sheet(path: Path, columns: Mapping[str, Sequence[str]], contents: str) -> None:
-    """Write a sheet of samples to `path`; `contents` is a digest of their files, so that the sheet
-    is another one where a file is: Snakemake knows of no other."""
+    """Write a sheet of samples to `path`. `contents` is a digest of their files, so that the sheet
+    changes with them: for Snakemake, the sheet is the only output."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -338,7 +335,7 @@ def write_sheet(path: Path, columns: Mapping[str, Sequence[str]], contents: str)
 
 
 def _array(values: Sequence[Any], type: str) -> pa.Array:
-    """Return what `pa.array` would: that imports pandas, to look whether it is given a Series."""
+    """Return `pa.array(values, type)` without the import of pandas, which `pa.array` makes."""
     import numpy as np
     import pyarrow as pa
 
@@ -355,8 +352,8 @@ def _array(values: Sequence[Any], type: str) -> pa.Array:
 
 @contextlib.contextmanager
 def writing(folder: Path, is_synced: bool) -> Iterator[Outputs]:
-    """Yield what writes the files; they get their names when the block ends well, and what
-    translate.json said of others is gone, as are their files. They are synced, or are to be."""
+    """Yield the writer of the files. If the block succeeds, the files are renamed to their final
+    names, and translate.json and other files of an earlier translation are removed."""
     with contextlib.ExitStack() as names:
         digests: dict[Path, str] = {}
         paths = {

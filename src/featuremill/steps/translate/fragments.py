@@ -1,4 +1,4 @@
-"""What a contig is cut into."""
+"""The fragments of contigs, and the protocol of classes that divide contigs into fragments."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import NamedTuple, Protocol
 from featuremill.inputs import Record
 
 BATCH_LETTERS = 2**18
-"""Contigs are translated together until they have so many letters: NumPy pays for each call."""
+"""The letters of contigs that are translated in one batch, as each NumPy call has a cost."""
 CONTIG_LETTERS = 100
-"""What a contig counts for besides its letters: objects take memory as well."""
+"""The cost of a contig's objects, in letters."""
 
 
 class Fragment(NamedTuple):
-    """A stretch of a contig that is read as a protein."""
+    """A range of a contig that is translated to a protein."""
 
     id: str
     start: int
-    """0-based, on the contig's forward strand; `end` is the first place behind it."""
+    """Start of [start, end), 0-based, on the forward strand of the contig."""
     end: int
     strand: str
-    """+ or -, against which it is read from `end` to `start`."""
+    """`+`, or `-` for the reverse complement."""
     frame: int
-    """1 + how many letters the reading leaves out before its first codon: of the chunk, or modulo 3
-    of the contig; on the strand -, from its other end."""
+    """1 + the number of letters before the first codon in the window, or modulo 3 in the contig; on
+    strand -, they are counted from the other end."""
     protein: bytes
     nucleotides: bytes
-    """In reading direction."""
+    """The nucleotides of the strand, in reading direction."""
 
 
 Cut = tuple[Record, list[Fragment]]
-"""A contig and fragments of it. Each contig comes at least once, in order, those of many fragments
-several times in a row."""
+"""A contig and some of its fragments. Each contig is yielded at least once, in order; contigs with
+many fragments are yielded several times in a row."""
 
 
 class Way(Protocol):
-    """One way to cut contigs into fragments."""
+    """A method to divide contigs into fragments."""
 
     @property
     def why_none(self) -> str:
-        """Why a contig has no fragment."""
+        """The reason for contigs without fragments."""
 
     def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
-        """Yield the fragments of `contigs`; one that is refused has none."""
+        """Yield the fragments of `contigs`; refused contigs have none."""

@@ -1,9 +1,9 @@
-"""Genes that the program prodigal, or pyrodigal, finds.
+"""Find genes with the program prodigal or pyrodigal.
 
-Both are under the GPL and run as processes, with the same options and the same output. Contigs go
-there numbered, so nothing hangs on what they are called. Proteins are the program's own (M for any
-start codon, X for what it cannot tell); coordinates leave out the stop codon. Runs of N are masked
-(-m), or it would read genes through the gaps of scaffolds.
+Both are under the GPL and are started as processes; they have the same options and output. Contigs
+are passed with numbers instead of their ids. Proteins are those of the program (M for all start
+codons, X for ambiguous codons); coordinates exclude the stop codon. Runs of N are masked (-m), so
+that no gene spans the gaps of a scaffold.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from featuremill.steps.translate.fragments import CONTIG_LETTERS, Cut, Fragment
 from featuremill.steps.translate.genetic_code import reverse_complement
 
 PROGRAMS = {"prodigal": "-v", "pyrodigal": "-V"}
-"""What finds genes, the first one that is there, and how it says its version."""
+"""The programs in order of preference, with the option that prints the version."""
 SINGLE_LETTERS = 20_000
-"""The program learns from no less."""
+"""The least number of letters from which the program can learn a genome."""
 BATCH_LETTERS = 2**24
-"""Contigs that go to one process of the procedure "meta", which looks at each by itself."""
+"""The letters of contigs in one process of the procedure "meta"."""
 
 
 def find_program() -> tuple[str, str]:
-    """Return the program's path and its version.
+    """Return the path and the version of the program.
 
     Raises:
-        UserError: when there is none.
+        UserError: neither program is installed.
     """
     for name, option in PROGRAMS.items():
         if path := shutil.which(name):
@@ -46,26 +46,26 @@ def find_program() -> tuple[str, str]:
 
 
 class Genes(NamedTuple):
-    """What the program finds."""
+    """Fragments are genes."""
 
     program: str
     procedure: str
-    """The program's words: meta (each contig by itself) or single (all are one genome's)."""
+    """The program's procedure: meta (each contig alone) or single (all contigs are one genome)."""
     code: int
-    """NCBI's number of the genetic code; of the procedure "single"."""
+    """NCBI's number of the genetic code, for the procedure "single"."""
     folder: Path
-    """Where its files may stand meanwhile."""
+    """The folder of temporary files."""
     why_none: str = "no gene found"
 
     def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
-        """Yield the fragments of `contigs`, gene by gene as the program lists them."""
+        """Yield the fragments of `contigs`, in the order of the program's genes."""
         waiting: list[Record] = []
         num_letters = 0
         for contig in contigs:
             waiting.append(contig)
             num_letters += CONTIG_LETTERS + len(contig.payload)
             if self.procedure == "meta" and num_letters >= BATCH_LETTERS:
-                yield from self._found(waiting)
+                yield from self._genes_of(waiting)
                 waiting, num_letters = [], 0
         num_letters = sum(len(contig.payload) for contig in waiting)
         if self.procedure == "single" and num_letters < SINGLE_LETTERS:
@@ -74,10 +74,10 @@ class Genes(NamedTuple):
                 f"{SINGLE_LETTERS:,} nucleotides and more, and here are {num_letters:,}; take "
                 "--procedure meta."
             )
-        yield from self._found(waiting)
+        yield from self._genes_of(waiting)
 
-    def _found(self, contigs: list[Record]) -> Iterator[Cut]:
-        """Yield the fragments of the contigs that one process looks at."""
+    def _genes_of(self, contigs: list[Record]) -> Iterator[Cut]:
+        """Yield the fragments of contigs, found by one process."""
         fragments: list[list[Fragment]] = [[] for _ in contigs]
         with scratch(self.folder / "genes") as name:
             contigs_file, proteins = Path(name, "contigs.fna"), Path(name, "proteins.faa")
@@ -99,12 +99,12 @@ class Genes(NamedTuple):
         words.append("-m")
         done = subprocess.run(words, capture_output=True, text=True, errors="replace")
         if done.returncode:
-            said = " ".join(done.stderr.split())[-300:]
-            raise WorkloadError(f"{self.program} ended with status {done.returncode}: {said}")
+            error = " ".join(done.stderr.split())[-300:]
+            raise WorkloadError(f"{self.program} ended with status {done.returncode}: {error}")
 
 
 def _records(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield header and residues of each record of the program's FASTA."""
+    """Yield the header and the residues of each record in the program's FASTA file."""
     header = ""
     lines: list[bytes] = []
     with path.open("rb") as file:
@@ -122,7 +122,7 @@ def _records(path: Path) -> Iterator[tuple[str, bytes]]:
 def _add(
     fragments: list[list[Fragment]], contigs: list[Record], header: str, protein: bytes
 ) -> None:
-    """Add the gene of a header, such as "7_2 # 191 # 736 # -1 # ID=…", to its contig's."""
+    """Add the gene of a header, such as "7_2 # 191 # 736 # -1 # ID=…", to `fragments`."""
     name, first, last, strand, _ = header.split(" # ")
     number = int(name.rpartition("_")[0])
     contig, start, end = contigs[number], int(first) - 1, int(last)

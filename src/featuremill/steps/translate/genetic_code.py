@@ -1,9 +1,9 @@
-"""Codons become residues, millions at a time, by NCBI's genetic codes as Biopython has them.
+"""Translate codons to residues in NumPy, with NCBI's genetic codes from Biopython.
 
-Letters are those of IUPAC, in upper case (`featuremill.inputs.bases`). A codon that is a stop or a
-residue, whatever its letters stand for, is that (CTN is L, TAR a stop); any other codon with a
-letter besides A, C, G and T is X, or what Biopython makes of two residues (B, J, Z). A codon that a
-code reads both ways (all stops of 27, 28 and 31) is the residue.
+Letters are upper-case IUPAC codes (`featuremill.inputs.bases`). An ambiguous codon with only one
+meaning has this meaning (CTN is L, TAR a stop). Other ambiguous codons are X, or B, J or Z for two
+residues, as in Biopython. A codon that is both a stop and a residue (all stops of the codes 27, 28
+and 31) is the residue.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from featuremill.kit.text import listed
 
 STANDARD = 1
 STOP, END = ord("*"), ord("\n")
-"""Residues that are none: of a stop codon, and of what parts two stretches of letters."""
+"""The residue characters of a stop codon, and of the separator BETWEEN."""
 SKIPPED = b"-"
-"""Of a codon with a letter besides A, C, G and T, where such codons yield nothing."""
+"""The residue character of ambiguous codons in a code from `skipping`."""
 BETWEEN = b"\n\n\n"
-"""Parts two stretches of letters that are translated together; its residue is END."""
+"""The separator of sequences that are translated in one call; its residue is END."""
 COMPLEMENT = bytes.maketrans(b"ACGTRYSWKMBDHVN", b"TGCAYRSWMKVHDBN")
 _NUMBERS = bytes.maketrans(ALPHABET + b"\n", bytes(range(len(ALPHABET) + 1)))
 _NUM_PLAIN = 4
@@ -34,22 +34,22 @@ _NUM_PLAIN = 4
 
 
 class GeneticCode(NamedTuple):
-    """What each codon means; its number is that of its letters in ALPHABET, to the base of 16."""
+    """The residue of each codon; a codon's number has its letters as digits, base 16."""
 
     number: int
     residues: npt.NDArray[np.uint8]
-    """Of shape (4096,): ASCII."""
+    """ASCII codes of residues, shape (4096,)."""
     is_start: npt.NDArray[np.bool_]
-    """Of shape (4096,): codons of A, C, G and T that may begin a protein."""
+    """Whether a codon of A, C, G and T can start a protein, shape (4096,)."""
     ambiguous_stops: tuple[str, ...]
-    """Codons that are a stop or a residue, as the case may be; read as the residue."""
+    """Codons that are both a stop and a residue; they are translated to the residue."""
 
     def translated(self, letters: bytes) -> bytes:
-        """Return the residue of each codon of `letters`, whose number is a multiple of 3."""
+        """Return the residue of each codon; the length of `letters` must be a multiple of 3."""
         return self.residues[codons(letters)].tobytes()
 
     def skipping(self) -> GeneticCode:
-        """Return the code in which codons with a letter besides A, C, G and T are SKIPPED."""
+        """Return a code in which codons with a letter other than A, C, G and T are SKIPPED."""
         residues = self.residues.copy().reshape(16, 16, 16)
         plain = residues[:_NUM_PLAIN, :_NUM_PLAIN, :_NUM_PLAIN].copy()
         residues[residues != END] = ord(SKIPPED)
@@ -68,16 +68,16 @@ def codons(letters: bytes) -> npt.NDArray[np.uint16]:
 
 
 def reverse_complement(letters: bytes) -> bytes:
-    """Return the other strand of `letters`, in its own reading direction."""
+    """Return the reverse complement of `letters`."""
     return letters.translate(COMPLEMENT)[::-1]
 
 
 @functools.cache
 def genetic_code(number: int) -> GeneticCode:
-    """Return NCBI's genetic code of this number.
+    """Return NCBI's genetic code with this number.
 
     Raises:
-        UserError: when there is none.
+        UserError: there is no such code.
     """
     from Bio.Data.CodonTable import unambiguous_dna_by_id
     from Bio.Seq import translate
@@ -92,7 +92,7 @@ def genetic_code(number: int) -> GeneticCode:
     letters = ALPHABET.decode()
     every = "".join(itertools.chain.from_iterable(itertools.product(letters, repeat=3)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of stops that are residues as well
+        warnings.simplefilter("ignore")  # about codons that are both stops and residues
         every_residue = np.frombuffer(translate(every, table=number).encode(), np.uint8)
     residues = np.full((16, 16, 16), END, np.uint8)
     residues[:15, :15, :15] = every_residue.reshape(15, 15, 15)

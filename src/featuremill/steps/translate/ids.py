@@ -1,4 +1,4 @@
-"""Ids of contigs: all different, and whole in a FASTA header."""
+"""Check that the ids of contigs are distinct and have no white space."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from featuremill.steps.translate.contigs import contigs_in
 
 
 class Ids:
-    """Remembers 24 bytes of each id and of where it stands."""
+    """Stores 24 bytes for each id: a digest and the position."""
 
     def __init__(self) -> None:
         self._digests = bytearray()
         self._lines = array("q")
         self._files: dict[str, int] = {}
-        """Each file, and how many ids stood before it."""
+        """The number of ids before each file."""
 
     def checked(self, contigs: Iterable[Record]) -> Iterator[Record]:
         """Yield `contigs`.
 
         Raises:
-            UserError: for an id that two contigs have, at the latest when twice as many were read,
-                and for one with white space in it.
+            UserError: an id has white space, or is not unique. Duplicates are found when the number
+                of contigs has doubled, or at the end.
         """
         for contig in contigs:
             if contig.id:
@@ -56,7 +56,7 @@ class Ids:
         if not len(same):
             return
         index = int(np.argmin(order[same + 1]))
-        first, second = (self._place(int(order[same[index] + n])) for n in (0, 1))
+        first, second = (self._position(int(order[same[index] + n])) for n in (0, 1))
         id = next(r.id for r in contigs_in([Path(second[0])]) if r.line == second[1])
         raise UserError(
             f"{second[0]}:{second[1]}: the id {id[:60]!r} is also that of "
@@ -64,7 +64,7 @@ class Ids:
             "are the two reads of a pair, give their files as a sheet of samples (samples:)."
         )
 
-    def _place(self, number: int) -> tuple[str, int]:
-        """Return file and line of the contig that came as this one."""
+    def _position(self, number: int) -> tuple[str, int]:
+        """Return the file and the line of the contig with this number."""
         file = max((first, name) for name, first in self._files.items() if first <= number)[1]
         return file, self._lines[number]

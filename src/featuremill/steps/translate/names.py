@@ -1,4 +1,4 @@
-"""What the files of a translation are called."""
+"""The names of the files of a translation, and the versions of its methods."""
 
 __all__ = ["FRAGMENTS", "NUCLEOTIDES", "PROTEINS", "SUMMARY", "UNTRANSLATED"]
 PROTEINS, NUCLEOTIDES = "proteins.faa.gz", "nucleotides.fna.gz"
@@ -6,13 +6,11 @@ FRAGMENTS, UNTRANSLATED = "fragments.parquet", "untranslated.tsv"
 SUMMARY = "translate.json"
 KINDS = {"proteins": PROTEINS, "nucleotides": NUCLEOTIDES}
 SHEETS = {kind: f"{kind}.samples.parquet" for kind in KINDS}
-"""Of a translation of samples: sheets of the files of fragments, by what these are. Each sample is
-a translation of its own, in a folder `sample=<name>`."""
+"""The sheets of fragments of samples, whose translations are in `sample=<name>/`."""
 OF_SAMPLE = "sample="
-"""How the name of such a folder begins."""
+"""The prefix of the folder of a sample."""
 FILES = (PROTEINS, NUCLEOTIDES, FRAGMENTS, UNTRANSLATED)
 METHODS = {"orfs": 2, "genes": 2}
-"""The version of a way to cut, 1 if none is here: raised when equal contigs and options give other
-fragments."""
+"""The versions of methods, by default 1; increased if the fragments of equal inputs change."""
 LOCK = ".translate.lock"
-"""Is there while a process works in the folder, and after a kill: so the folder is ours."""
+"""The lock of the folder; it also marks the folder after a kill."""

@@ -1,4 +1,4 @@
-"""The options of translate, in a config and of its command."""
+"""The options of translate, in a config and on the command line."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ DEFAULTS: dict[str, dict[str, int | str]] = {
     "orfs": {"code": 1, "min_residues": 30, "orf": "from-start"},
     "genes": {"procedure": "meta"},
 }
-"""The options of each way to cut, with their defaults."""
+"""The options of each method, with their defaults."""
 SINGLE_DEFAULTS: dict[str, int | str] = {"procedure": "single", "code": 11}
 CODON = 3
 
 
 class SECTION(Section):
-    """How contigs are cut; the options of `featuremill translate`."""
+    """The method that divides contigs into fragments, and its options."""
 
     by: Literal["chunks", "virnucpro", "orfs", "genes"]
-    """What a fragment is: a chunk in each frame without a stop, the same as VirNucPro cuts it, an
-    open reading frame, a gene that prodigal finds."""
+    """The kind of fragments: `chunks` are windows in each frame without a stop codon, `virnucpro`
+    the same with VirNucPro's windows, `orfs` open reading frames, `genes` prodigal's genes."""
     window: int | None = None
-    """chunks, virnucpro: nucleotides of each chunk; 500 if not given."""
+    """chunks, virnucpro: nucleotides of each window; 500 if not given."""
     code: int | None = None
-    """orfs: NCBI's number of the genetic code, 1 if not given; genes with procedure single: 11."""
+    """NCBI's number of the genetic code. orfs: 1 if not given; genes with procedure single: 11."""
     min_residues: int | None = None
-    """orfs: the fewest residues; 30 if not given."""
+    """orfs: the least number of residues; 30 if not given."""
     orf: Literal["from-start", "between-stops"] | None = None
-    """orfs: from a start codon of the code (if not given), or from the stop before."""
+    """orfs: from a start codon to a stop (if not given), or from stop to stop."""
     procedure: Literal["meta", "single"] | None = None
-    """genes: prodigal's; each contig by itself (if not given), or all are of one genome."""
+    """genes: prodigal's procedure: each contig alone (if not given), or all are one genome."""
 
     @property
     def options(self) -> dict[str, int | str]:
-        """What is given of the options, by name."""
+        """The options that are set, by name."""
         return self.model_dump(exclude={"by"}, exclude_none=True)
 
     @property
     def method(self) -> int:
-        """The version of the way to cut."""
+        """The version of the method."""
         return METHODS.get(self.by, 1)
 
     @property
@@ -55,18 +55,18 @@ class SECTION(Section):
 
 
 def typed(name: str, value: int | str) -> str:
-    """Return an option as it is typed."""
+    """Return an option as it is written on the command line."""
     return f"--{name.replace('_', '-')} {value}".rstrip()
 
 
 def settled(
     by: str, chosen: Mapping[str, int | str], spelt: Callable[[str, int | str], str]
 ) -> dict[str, int | str]:
-    """Return all options of the way `by`: those that are `chosen`, and the defaults of others.
-    `spelt` writes an option as the user did.
+    """Return all options of the method `by`: those in `chosen`, and defaults for the others.
+    `spelt` formats an option for messages.
 
     Raises:
-        UserError: an option has no effect with `by`, or cannot have its value.
+        UserError: an option has no effect with `by`, or a wrong value.
     """
     is_single = by == "genes" and chosen.get("procedure") == "single"
     defaults = SINGLE_DEFAULTS if is_single else DEFAULTS[by]

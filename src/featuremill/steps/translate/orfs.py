@@ -1,10 +1,9 @@
-"""Open reading frames of six frames, from a start codon, or from the stop before, to a stop.
+"""Find open reading frames in six frames, from a start or stop codon to a stop codon.
 
-An end of the contig stands for the start or the stop that may lie beyond it: a frame that is open
-there begins with its first whole codon, or ends with its last. The stop codon is no part of the
-fragment, and a start codon is the residue that it is anywhere (GTG is V), as it is unknown whether
-a protein really begins there. A run of `GAP_LETTERS` N stands for unknown letters, and
-parts a contig as its ends do.
+An open reading frame may extend to an end of the contig: it then begins with the first complete
+codon, or ends with the last. The stop codon is excluded. A start codon is translated like any other
+codon (GTG is V), as it is unknown whether the protein begins there. A run of `GAP_LETTERS` N has
+unknown letters, and divides a contig like its ends.
 """
 
 from __future__ import annotations
@@ -30,60 +29,59 @@ from featuremill.steps.translate.genetic_code import (
 
 STRANDS = "+-"
 GAP_LETTERS = 10
-"""The fewest N in a row that are a gap: NCBI takes them for one."""
+"""The least number of consecutive N in a gap, as at NCBI."""
 GAP = re.compile(rb"N{%d,}" % GAP_LETTERS)
 LONG = BATCH_LETTERS
-"""A contig of more letters is translated by itself, a piece of a frame at a time."""
+"""Longer contigs are translated alone, in pieces of a frame."""
 
 
 class Stretch(NamedTuple):
-    """Whole codons of one frame."""
+    """Complete codons of a frame."""
 
     contig: Record
     fragments: list[Fragment]
     numbers: count[int]
-    """Numbers of the contig's fragments."""
+    """Counts the fragments of the contig."""
     strand: str
     start: int
-    """Letters before it on the contig, in reading direction."""
+    """The number of letters before it on the contig, in reading direction."""
     is_open: bool
-    """Whether nothing is known of what comes before it: it is the first of its frame."""
+    """Whether it is the first of its frame; otherwise it follows a stop codon."""
     letters: bytes
 
 
 class Orfs(NamedTuple):
-    """Frames of a genetic code that stay open for so many residues."""
+    """Fragments are open reading frames of at least `min_residues`."""
 
     code: GeneticCode
     min_residues: int
     from_start: bool = True
-    """Whether they begin with a start codon, where the contig does not begin later."""
+    """Whether they begin with a start codon, or at the start of the contig."""
 
     @property
     def why_none(self) -> str:
-        """Why a contig has no fragment."""
+        """The reason for contigs without fragments."""
         return f"no open reading frame of {self.min_residues} residues"
 
     def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
-        """Yield the fragments of `contigs`, frame by frame on the strand + and then on the other
-        one, in reading direction within a frame."""
-        waiting: list[Record] = []
+        """Yield the fragments of `contigs`, sorted by strand, frame and position."""
+        batch: list[Record] = []
         num_letters = 0
         for contig in contigs:
             if len(contig.payload) > LONG:
-                yield from self._of_many(waiting)
-                waiting, num_letters = [], 0
+                yield from self._of_many(batch)
+                batch, num_letters = [], 0
                 yield from self._of_long(contig)
                 continue
-            waiting.append(contig)
+            batch.append(contig)
             num_letters += CONTIG_LETTERS + len(contig.payload)
             if num_letters >= BATCH_LETTERS:
-                yield from self._of_many(waiting)
-                waiting, num_letters = [], 0
-        yield from self._of_many(waiting)
+                yield from self._of_many(batch)
+                batch, num_letters = [], 0
+        yield from self._of_many(batch)
 
     def _of_many(self, contigs: list[Record]) -> Iterator[Cut]:
-        """Yield the fragments of contigs that are translated together."""
+        """Yield the fragments of contigs that are translated in one batch."""
         stretches, cuts = [], []
         for contig in contigs:
             fragments: list[Fragment] = []
@@ -100,8 +98,8 @@ class Orfs(NamedTuple):
         yield from cuts
 
     def _of_long(self, contig: Record) -> Iterator[Cut]:
-        """Yield the fragments of a contig, piece by piece; each but the last ends with a stop."""
-        yield contig, []  # it comes at least once
+        """Yield the fragments of a long contig in pieces, which end with stop codons."""
+        yield contig, []  # each contig is yielded at least once
         length, numbers, parted = len(contig.payload), count(1), _parted(contig.payload)
         for strand in STRANDS:
             for frame in range(3):
@@ -127,14 +125,14 @@ class Orfs(NamedTuple):
                     at, size = at + len(letters), 3 * BATCH_LETTERS
 
     def _find(self, stretches: list[Stretch]) -> None:
-        """Give each of `stretches` its fragments."""
+        """Add the fragments of each of `stretches`."""
         joined = BETWEEN.join(stretch.letters for stretch in stretches)
         codon_numbers = codons(joined)
         residues = self.code.residues[codon_numbers]
         sizes = np.array([len(stretch.letters) // 3 for stretch in stretches], np.int64)
         firsts = np.cumsum(sizes + 1) - sizes - 1
         continued = firsts[np.array([not stretch.is_open for stretch in stretches], np.bool_)]
-        begins, ends = self._places(codon_numbers, residues, continued)
+        begins, ends = self._bounds(codon_numbers, residues, continued)
         owners = np.searchsorted(firsts, begins, "right") - 1
         text = residues.tobytes()
         for owner, begin, end in zip(*(a.tolist() for a in (owners, begins, ends)), strict=True):
@@ -149,16 +147,16 @@ class Orfs(NamedTuple):
             about = (id, low, high, stretch.strand, frame)
             stretch.fragments.append(Fragment(*about, text[begin:end], joined[3 * begin : 3 * end]))
 
-    def _places(
+    def _bounds(
         self,
         codon_numbers: npt.NDArray[np.uint16],
         residues: npt.NDArray[np.uint8],
         continued: npt.NDArray[np.int64],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return where open reading frames begin and end among codons.
+        """Return the starts and ends of open reading frames among codons.
 
-        `found` and `residues` are of all codons; `continued` are the first ones of stretches before
-        which a stop is known.
+        `codon_numbers` and `residues` are those of all codons; `continued` has the indices of the
+        first codons of stretches that follow a stop codon.
         """
         ends = np.flatnonzero((residues == STOP) | (residues == END))
         ends = np.append(ends, len(residues))
@@ -177,7 +175,7 @@ class Orfs(NamedTuple):
 
 
 def _parted(letters: bytes) -> bytes:
-    """Return `letters` with each gap as letters whose codons are END."""
-    if b"N" * GAP_LETTERS not in letters:  # a much faster search
+    """Return `letters` with the letters of gaps replaced, so that their codons are END."""
+    if b"N" * GAP_LETTERS not in letters:  # much faster than the regular expression
         return letters
     return GAP.sub(lambda gap: BETWEEN[:1] * len(gap[0]), letters)

@@ -1,4 +1,4 @@
-"""verdicts: scores of fragments become one verdict a contig."""
+"""The step `verdicts`: classify contigs by the scores of their fragments."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ RULES = Path(__file__).with_name("rules.smk")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "verdict": Command(
-        "say of each contig what it is, by the scores of its fragments",
+        "classify contigs by the scores of their fragments",
         "featuremill.steps.verdicts.command",
     )
 }
 
 
 class SECTION(Section):
-    """How verdicts are reached; the options of `featuremill verdict`."""
+    """The head and the rule of the verdicts; the options of `featuremill verdict`."""
 
     head: str | None = None
-    """The head whose predictions count. Needed where there are several."""
+    """The head whose predictions are used. Required if there are several heads."""
     by: Literal["max", "mean"] = "max"
-    """What of its fragments' scores is a contig's: the highest of each class, or the mean."""
+    """The score of a contig: the highest score of its fragments for each class, or the mean."""
     prefer: str | None = None
-    """The class that a contig is of where two score the same; the last one if not given."""
+    """The class of a contig whose highest scores are equal. If not given, the last class."""
 
     @property
     def words(self) -> list[str]:
@@ -46,10 +46,10 @@ class SECTION(Section):
 
 
 def head_of(section: Any, project: Project) -> str:
-    """Return the name of the head that a section with a key `head` uses.
+    """Return the name of the head of a section with a key `head`.
 
     Raises:
-        UserError: there is none, or no translation.
+        UserError: the project has no such head, or no translation.
     """
     from featuremill.steps import heads, translate
 
@@ -69,7 +69,7 @@ def head_of(section: Any, project: Project) -> str:
 
 
 def folder_of_head(section: Any, project: Project) -> str:
-    """Return the folder of that head."""
+    """Return the folder of the head of a section."""
     from featuremill.steps import heads
 
     name = head_of(section, project)
@@ -77,7 +77,7 @@ def folder_of_head(section: Any, project: Project) -> str:
 
 
 def inputs_of(section: Any, project: Project) -> Mapping[str, str | Sequence[str]]:
-    """Return the input files of the verdicts, by their names in the rules."""
+    """Return the input files of the verdicts, by their names in rules.smk."""
     from featuremill.steps import heads, translate
 
     head = head_of(section, project)
@@ -91,18 +91,18 @@ def inputs_of(section: Any, project: Project) -> Mapping[str, str | Sequence[str
 
 
 def paths_of(inputs: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """Return the files that `inputs_of` names, of this step or of `virnucpro`."""
-    named = ([paths] if isinstance(paths, str) else paths for paths in inputs.values())
-    return [*chain.from_iterable(named)]
+    """Return all files of a mapping from `inputs_of`, of this step or of `virnucpro`."""
+    lists = ([paths] if isinstance(paths, str) else paths for paths in inputs.values())
+    return [*chain.from_iterable(lists)]
 
 
 def table_of(project: Project) -> str:
-    """Return the table of verdicts."""
+    """Return the path of the table of verdicts."""
     return f"{project.folder}/{KEY}.tsv"
 
 
 def problems(section: SECTION, project: Project) -> Problems:
-    """Yield a missing head."""
+    """Yield an error if the head is missing."""
     try:
         head_of(section, project)
     except UserError as error:
@@ -110,37 +110,37 @@ def problems(section: SECTION, project: Project) -> Problems:
 
 
 def problems_of_files(section: SECTION, project: Project) -> Problems:
-    """Yield a preferred class that the head in a folder does not have."""
+    """Yield an error if the head of a folder lacks the preferred class."""
     from featuremill.steps import heads
     from featuremill.steps.heads.card import CARD, Card
 
     folder = project.sections[heads.KEY][head_of(section, project)].folder
     if folder and (card := Card.find(Path(folder) / CARD)):
-        yield from _not_among(card.classes, section, folder)
+        yield from _missing_class(card.classes, section, folder)
 
 
 def problems_of_records(section: SECTION, project: Project) -> Problems:
-    """Yield a preferred class that a head will not have after training."""
+    """Yield an error if the head will lack the preferred class after training."""
     from featuremill.steps import heads
 
     name = head_of(section, project)
     head = project.sections[heads.KEY][name]
     source = f"{head.labels or project.samples}, column {head.column},"
-    with suppress(UserError):  # a problem of the head
-        yield from _not_among(heads.classes_of(name, head, project), section, source)
+    with suppress(UserError):  # the step `heads` reports this error
+        yield from _missing_class(heads.classes_of(name, head, project), section, source)
 
 
-def _not_among(classes: Sequence[str], section: SECTION, source: str) -> Problems:
-    from featuremill.steps.verdicts.choices import place_of_preferred
+def _missing_class(classes: Sequence[str], section: SECTION, source: str) -> Problems:
+    from featuremill.steps.verdicts.choices import index_of_preferred
 
     try:
-        place_of_preferred(section.prefer if classes else None, classes, source, "prefer:")
+        index_of_preferred(section.prefer if classes else None, classes, source, "prefer:")
     except UserError as error:
         yield ("prefer",), str(error)
 
 
 def products(section: SECTION, project: Project) -> Sequence[Product]:
-    """Return the table and its page."""
+    """Return the product of the step: the table and its page."""
     table = table_of(project)
     page = table.removesuffix(".tsv") + ".html"
     options = section.model_dump(include={"by", "prefer"})

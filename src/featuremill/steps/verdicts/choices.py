@@ -1,4 +1,4 @@
-"""How a contig's scores and class are chosen."""
+"""The rules for the scores of contigs, and the preferred class."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ RULES = {
     "max": "the highest score of each class among its fragments",
     "mean": "the mean over its fragments of each class's score",
 }
-"""How a contig's scores come about, in words."""
+"""Descriptions of the rules that compute a contig's scores."""
 
 
-def place_of_preferred(
+def index_of_preferred(
     name: str | None, classes: Sequence[str], source: str, option: str = "--prefer"
 ) -> int:
-    """Return the place of the class `name` among those that `source` has; of the last without one.
-    `option` is what the user calls it.
+    """Return the index of the class `name` in `classes`, or the last index if `name` is None.
+    `source` and `option` are used in the message.
 
     Raises:
-        UserError: when none has this name.
+        UserError: there is no such class.
     """
     if name is None:
         return len(classes) - 1

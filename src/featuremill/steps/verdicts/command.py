@@ -1,8 +1,7 @@
-"""verdict: say of each contig what it is, by the scores of its fragments.
+"""`featuremill verdict`: classify contigs by the scores of their fragments.
 
-Reads the folder of `featuremill translate` and the predictions of `featuremill head predict`, and
-joins them by the fragments' ids; writes a table with a row for each contig that was read, and a
-page.
+Joins the folder of `featuremill translate` and the predictions of `featuremill head predict` by the
+ids of fragments. Writes a table with one row per contig, and a page.
 """
 
 from __future__ import annotations
@@ -15,37 +14,37 @@ from featuremill.steps.verdicts.choices import RULES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("translated", type=Path, metavar="FOLDER", help="what featuremill translate wrote")
+    add("translated", type=Path, metavar="FOLDER", help="output folder of featuremill translate")
     add(
         "predictions",
         type=Path,
         metavar="PREDICTIONS",
-        help="what featuremill head predict wrote, .tsv or .parquet",
+        help="output of featuremill head predict, .tsv or .parquet",
     )
     add(
         "--output",
         type=Path,
         required=True,
         metavar="FILE.tsv",
-        help="the verdicts; FILE.html beside them draws them",
+        help="table of verdicts to write; the page is FILE.html",
     )
     add(
         "--by",
         choices=RULES,
         default="max",
-        help="what of its fragments' scores is a contig's: the highest of each class (default), or "
+        help="score of a contig: the highest score of its fragments for each class (default), or "
         "the mean",
     )
     add(
         "--prefer",
         metavar="CLASS",
-        help="the class that a contig is of where two score the same (default: the last one)",
+        help="class of a contig whose highest scores are equal (default: the last class)",
     )
     add(
         "--head",
         type=Path,
         metavar="HEAD",
-        help="the head that predicted, so that the page shows how good it is",
+        help="head of the predictions, whose metrics the page shows",
     )
     add(
         "--runs",
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="results/RUN",
-        help="the runs that the predictions are of, so that the page shows them, too",
+        help="runs of the predictions, which the page shows",
     )
 
 

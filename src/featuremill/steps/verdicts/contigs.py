@@ -1,4 +1,4 @@
-"""Contigs and what their fragments' scores come to, contig by contig."""
+"""Aggregate the scores of fragments to contigs, and count the verdicts."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ STATUSES = {
     "without": "the contig has no fragment",
     "refused": "the contig was refused when it was read",
 }
-"""The last two as translate tells them."""
+"""The statuses of contigs; the last two are those of translate."""
 
 
 class Counts(NamedTuple):
-    """All contigs that were read, and their fragments."""
+    """The numbers of contigs and fragments in a translation."""
 
     contigs: int
     fragments: int
     failed: int
-    """Fragments that have no prediction."""
+    """The number of fragments without a prediction."""
     verdicts: Counter[str]
-    """Contigs by class."""
+    """The number of contigs by class."""
     without: Counter[str]
-    """Contigs that have no verdict, by status."""
+    """The number of contigs without a verdict, by status."""
     seen: int
-    """Contigs that the head was trained on."""
+    """The number of contigs that the head was trained on."""
     unknown: int
-    """Contigs of which it is unknown."""
+    """The number of contigs of which it is unknown whether the head was trained on them."""
     samples: Mapping[str, Counter[str]] = {}
-    """Contigs by class, for each sample; of contigs without a verdict it is empty."""
+    """The number of contigs by class for each sample; the class "" is for no verdict."""
 
 
 class Contig(NamedTuple):
-    """What is known of one contig."""
+    """The aggregated scores of a contig's fragments."""
 
     id: str
     """The id of the contig; `<sample>/<id>` where there are samples."""
     highest_C: Scores
-    """The highest score of its fragments for each class; NaN without a prediction."""
+    """The highest score of the fragments for each class; NaN without a prediction."""
     sum_C: Scores
     fragments: int
     failed: int
-    """Fragments that have no prediction."""
+    """The number of fragments without a prediction."""
     seen: int
-    """The place among `SEEN` of whether the head was trained on one of its fragments."""
+    """The index in `SEEN`: whether the head was trained on a fragment."""
 
     @property
     def status(self) -> str:
-        """Which of the first three of `STATUSES` it is."""
+        """The status: `ok`, `partly` or `failed`."""
         if not self.failed:
             return OK
         return FAILED if self.failed == self.fragments else PARTLY
 
     def scores_C(self, by: str) -> Scores:
-        """Return its score a class by the rule `by`; NaN where no fragment has one."""
+        """Return the score for each class by the rule `by`; NaN without a prediction."""
         num = self.fragments - self.failed
         return self.highest_C if by == "max" or not num else self.sum_C / num
 
     def __add__(self, more: object) -> Contig:
-        """Return this contig with `more` of its fragments."""
+        """Return this contig, merged with more of its fragments."""
         assert isinstance(more, Contig)
         return Contig(
             self.id,
@@ -83,21 +83,21 @@ class Contig(NamedTuple):
 
 
 def contigs(blocks: Iterable[Scored]) -> Iterator[Contig]:
-    """Yield the contigs of fragments that come contig after contig."""
-    open_one: Contig | None = None
+    """Yield the contigs of fragments that are grouped by contig; a contig may span blocks."""
+    current: Contig | None = None
     for block in blocks:
-        for contig in _of_block(block):
-            if open_one and open_one.id == contig.id:
-                open_one += contig
+        for contig in _contigs(block):
+            if current and current.id == contig.id:
+                current += contig
                 continue
-            if open_one:
-                yield open_one
-            open_one = contig
-    if open_one:
-        yield open_one
+            if current:
+                yield current
+            current = contig
+    if current:
+        yield current
 
 
-def _of_block(block: Scored) -> Iterator[Contig]:
+def _contigs(block: Scored) -> Iterator[Contig]:
     names = np.array(block.fragments["contig"].to_pylist(), object)
     if not len(names):
         return
@@ -114,16 +114,16 @@ def _of_block(block: Scored) -> Iterator[Contig]:
 
 
 def class_of(scores_C: Scores, preferred: int) -> int:
-    """Return which class scores highest; where several do, the `preferred` one, else the first.
+    """Return the class with the highest score; of equal ones, the `preferred` class or the first.
 
-    VirNucPro's rule for its two: a virus, where that scores at least as high as the rest.
+    With `preferred` the virus, this is VirNucPro's rule.
     """
     return preferred if scores_C[preferred] >= scores_C.max() else int(scores_C.argmax())
 
 
 def counts_in(table: Path) -> dict[str, int]:
-    """Return the numbers of contigs of a table by verdict, and without a verdict by status; the
-    most common first."""
+    """Return the number of contigs in a table by verdict or, without a verdict, by status; the most
+    common first."""
     import pyarrow.csv as pc_csv
 
     names = ["verdict", "status"]

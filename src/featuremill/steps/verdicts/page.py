@@ -1,4 +1,4 @@
-"""The page of verdicts: what the contigs are, and the scores along those with most fragments."""
+"""Write the page of verdicts: counts, warnings, and scores along the largest contigs."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from featuremill.steps.verdicts.trained_on import Judged, Trained
 
 
 class Brief(NamedTuple):
-    """One finished run."""
+    """The summary of a finished run."""
 
     folder: str
     report: str
-    """Its page, seen from the one that says this."""
+    """The link to the run's report."""
     counts: Accounts
     devices: str
     duration: str
-    """How long devices were at work."""
+    """The working time of the devices."""
     groups: Sequence[FailedGroup]
-    """Why records have no features, and how many."""
+    """The failed records by reason."""
 
 
-def brief(folder: Path, seen_from: Path) -> Brief:
-    """Return what a page in the folder `seen_from` says of the run in `folder`.
+def brief(folder: Path, page_folder: Path) -> Brief:
+    """Return the summary of the run in `folder` for a page in `page_folder`.
 
     Raises:
-        UserError: when it is not finished.
+        UserError: the run is not finished.
     """
     delivery = Results(folder).read_delivery()
     names = {device.name for receipt in delivery.receipts for device in receipt.devices}
@@ -51,7 +51,7 @@ def brief(folder: Path, seen_from: Path) -> Brief:
     listed = folder / "failed.tsv"
     return Brief(
         str(folder),
-        os.path.relpath(folder / "report.html", seen_from),
+        os.path.relpath(folder / "report.html", page_folder),
         delivery.counts,
         text.listed(sorted(names)),
         text.duration(seconds),
@@ -61,9 +61,9 @@ def brief(folder: Path, seen_from: Path) -> Brief:
 
 TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
 MOST_POINTS = 200
-"""Fragments of one contig that are drawn: more lie on each other."""
+"""The most fragments of a contig that are drawn; more would overlap."""
 MOST_ROWS = 10_000
-"""Contigs in the page's table; the file has all."""
+"""The most contigs in the page's table; verdicts.tsv has all."""
 MEANING = {
     "max": "A contig's score is the highest of its fragments', and the highest of many is high by "
     "chance alone. So it is no probability for the contig, and a long contig gets a higher one "
@@ -74,46 +74,45 @@ MEANING = {
 """A caution about the scores of contigs, by rule."""
 MOST_TEXT = 30
 MOST_PIXELS = 300
-"""The width of a name beside its scores, in pixels, at most."""
+"""The largest width of a contig's name, in pixels."""
 ROW_PIXELS = 34
 
 
 class Span(NamedTuple):
-    """A fragment."""
+    """A fragment, with its position in nucleotides of the contig."""
 
     start: int
-    """In nucleotides of its contig."""
     end: int
     score: float
 
 
 class Track(NamedTuple):
-    """The scores along one contig."""
+    """The scores along a contig."""
 
     contig: str
     spans: Sequence[Span]
 
 
 class Shown:
-    """The rows of the page's table: of more than it holds, those with the highest scores."""
+    """The rows of the page's table: the `MOST_ROWS` rows with the highest scores."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[float, int, list[str]]] = []
         self.num_all = 0
 
     def add(self, row: list[str], score: float) -> None:
-        """Take a row of verdicts.tsv with its score for the preferred class."""
+        """Add a row of verdicts.tsv, with its score for the preferred class."""
         entry = (score, -self.num_all, row)
         self.num_all += 1
         (heapq.heappush if self.num_all <= MOST_ROWS else heapq.heappushpop)(self._kept, entry)
 
     def rows(self) -> list[list[str]]:
-        """Return the rows that are kept, in the order of the file."""
+        """Return the rows with the highest scores, in the order of verdicts.tsv."""
         return [row for _, _, row in sorted(self._kept, key=lambda entry: -entry[1])]
 
 
 class About(NamedTuple):
-    """What the page says besides the counts."""
+    """The head, its accuracy and the rows of the page."""
 
     trained: Trained | None
     judged: Judged | None
@@ -121,7 +120,7 @@ class About(NamedTuple):
 
 
 def tracks_of(ids: Sequence[str], blocks: Iterable[Scored], preferred: int) -> list[Track]:
-    """Return the scores of the class `preferred` along the contigs `ids`, in their order."""
+    """Return the scores of the class `preferred` along the contigs `ids`."""
     spans_of: dict[str, list[Span]] = {id: [] for id in ids}
     for block in blocks:
         names = block.fragments["contig"].to_pylist()
@@ -130,12 +129,12 @@ def tracks_of(ids: Sequence[str], blocks: Iterable[Scored], preferred: int) -> l
             score = float(block.scores_NC[row, preferred])
             if not np.isnan(score):
                 spans_of[names[row]].append(Span(int(starts[row]), int(ends[row]), score))
-    return [Track(id, _some(spans)) for id, spans in spans_of.items()]
+    return [Track(id, _thinned(spans)) for id, spans in spans_of.items()]
 
 
-def _some(spans: list[Span]) -> list[Span]:
-    """Return at most `MOST_POINTS` fragments: the highest score of each stretch. The highest is the
-    last, so it is drawn on top."""
+def _thinned(spans: list[Span]) -> list[Span]:
+    """Return up to `MOST_POINTS` fragments, the highest in each of equal ranges of the contig,
+    sorted by score so that the highest is drawn on top."""
     if len(spans) > MOST_POINTS:
         stretch = max(span.end for span in spans) // MOST_POINTS + 1
         best: dict[int, Span] = {}
@@ -156,15 +155,15 @@ def write_page(
     runs: Sequence[Path],
     about: About,
 ) -> None:
-    """Write the page of the verdicts in `table` beside it."""
+    """Write the page of the verdicts in `table` to the same folder."""
     briefs = [brief(folder, table.parent) for folder in runs]
     failing = [run.folder for run in briefs if run.counts.failed]
     retries = [f"featuremill retry {shlex.quote(folder)}" for folder in failing]
     figures = [_verdicts(counts), _tracks(tracks, classes[preferred])]
     if about.judged:
         num = sum(map(sum, about.judged.counts_CC))
-        of_what = f"{counted(num, 'labelled contig')} have the verdict that is their label"
-        figures.append(charts.confusion(classes, about.judged.counts_CC, of_what))
+        caption = f"{counted(num, 'labelled contig')} have the verdict that is their label"
+        figures.append(charts.confusion(classes, about.judged.counts_CC, caption))
     rows = about.shown.rows()
     write_of(
         table.with_suffix(".html"),
@@ -194,13 +193,13 @@ def write_page(
 
 
 def _samples(counts: Counts, preferred: str) -> list[tuple[str, Counter[str]]]:
-    """Return the samples with the most contigs of the class `preferred`, in the order of names."""
+    """Return the samples with the most contigs of the class `preferred`, sorted by name."""
     most = sorted(counts.samples.items(), key=lambda item: -item[1][preferred])
     return sorted(most[: page.MOST_SAMPLES])
 
 
 def _warnings(counts: Counts, about: About) -> list[str]:
-    """Return the warnings that a user of the verdicts needs."""
+    """Return the warnings on training data and calibration."""
     warnings = []
     if counts.seen:
         sentence = (
@@ -229,7 +228,7 @@ def _warnings(counts: Counts, about: About) -> list[str]:
 
 
 def _head(trained: Trained) -> dict[str, Any]:
-    """Return the head's held-out figures as the template takes them."""
+    """Return the head's held-out metrics for the template."""
     known = trained.card
     return {
         "folder": str(trained.folder),
@@ -280,7 +279,7 @@ def _verdicts(counts: Counts) -> Figure:
 def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
     title = f"Scores for {preferred} along the largest contigs"
     rows = [
-        # Whole, as two contigs of a sample may begin alike; the browser cuts what is too wide.
+        # Not clipped, as names may only differ at the end; the browser clips what is too wide.
         {"contig": one_line(track.contig), **span._asdict()}
         for track in tracks
         for span in track.spans

@@ -1,4 +1,4 @@
-"""Predictions of fragments, each with the fragment that it is of."""
+"""Read predictions, and join them with the fragments of a translation."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ __all__ = ["Predictions", "open_predictions", "scored"]
 SCORE = "score_"
 BLOCK_ROWS = 50_000
 SEEN = (NO, UNKNOWN, YES)
-"""A contig has the last of its fragments'."""
+"""Whether the head was trained on a record; a contig has the last value of its fragments."""
 
 
 class Predictions(NamedTuple):
-    """An open table of predictions."""
+    """A table of predictions."""
 
     path: Path
     classes: tuple[str, ...]
-    """In the order of the columns."""
-    tells_seen: bool
-    """Whether it says which records the head was trained on."""
+    """The classes in the order of the columns."""
+    has_seen: bool
+    """Whether the table has a column that marks records of the training set."""
     id_columns: IdColumns = ID_ALONE
 
     @property
     def scores(self) -> list[str]:
-        """Return the columns of scores."""
+        """The columns of scores."""
         return [f"{SCORE}{name}" for name in self.classes]
 
     @property
     def columns(self) -> list[str]:
-        """Return the columns that are read."""
-        seen = [IS_SEEN] if self.tells_seen else []
+        """The columns to read."""
+        seen = [IS_SEEN] if self.has_seen else []
         return [*self.id_columns.names, *self.scores, *seen]
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield the rows, in order: the whole id, a score a class, and whether the head was trained
-        on it.
+        """Yield blocks of rows, in order, with whole ids.
 
         Raises:
-            UserError: when a row is not what it should be.
+            UserError: a row is wrong.
         """
         try:
             if self.path.suffix == ".parquet":
@@ -76,7 +75,7 @@ def open_predictions(path: Path) -> Predictions:
     """Return the predictions in `path`.
 
     Raises:
-        UserError: when there are none in it.
+        UserError: the file is missing or not a table of predictions.
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill head predict writes one.")
@@ -100,7 +99,7 @@ def open_predictions(path: Path) -> Predictions:
 
 
 def _original(block: pa.Table) -> pa.Table:
-    """Return rows of a TSV table with the original ids, before they became cells."""
+    """Return rows of a TSV table with the original ids, without the quoting of cells."""
     for index, name in enumerate(block.column_names):
         if name in WHOLE:
             ids = pc.replace_substring_regex(block[name], f"^{re.escape(MARK_WRITTEN_OUT)}", '"')
@@ -119,25 +118,24 @@ def _tsv(path: Path, columns: list[str]) -> pc_csv.CSVStreamingReader:
 
 
 class Scored(NamedTuple):
-    """Fragments in a row, of one contig or several."""
+    """Consecutive fragments with their scores."""
 
     fragments: pa.Table
     """Rows of fragments.parquet, with whole ids and contigs."""
     scores_NC: npt.NDArray[np.float64]
-    """A row a fragment, in the order of the classes; NaN where it has no prediction."""
+    """The scores of each fragment and class; NaN without a prediction."""
     seen_N: npt.NDArray[np.int64]
-    """The place among `SEEN` of whether the head was trained on a fragment."""
+    """The index in `SEEN` of each fragment."""
 
 
 def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
     """Yield all fragments of the translation in `folder` with their scores, in order.
 
-    They are joined by whole ids. Predictions come in the order of the fragments, as a run of them
-    keeps it, so memory holds a block of each.
+    Fragments and predictions are joined by whole ids. Both must have the same order, so that only a
+    block of each is in memory.
 
     Raises:
-        UserError: when a prediction is of no fragment, is there twice or stands elsewhere, or is
-            not finite.
+        UserError: a prediction has no fragment, is duplicate, out of order or not finite.
     """
     blocks = predictions.blocks()
     waiting = next(blocks, None)
@@ -152,7 +150,7 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
             ahead = waiting.slice(0, len(fragments))
             at = pc.index_in(ahead["id"], fragments["id"].combine_chunks())
             rows = at.fill_null(-1).to_numpy()
-            # What is of later fragments stands behind what is of these.
+            # Predictions of later fragments follow those of this block.
             num = int((rows >= 0).sum())
             rows = rows[:num]
             if (rows < 0).any() or (np.diff(rows) <= 0).any():
@@ -175,7 +173,7 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
 
 
 def _seen(predictions: Predictions, ahead: pa.Table) -> npt.NDArray[np.int64] | int:
-    if not predictions.tells_seen:
+    if not predictions.has_seen:
         return SEEN.index(UNKNOWN)
     numbers = pc.index_in(ahead[IS_SEEN], pa.array(SEEN)).fill_null(SEEN.index(UNKNOWN))
     return np.asarray(numbers.to_numpy(), np.int64)

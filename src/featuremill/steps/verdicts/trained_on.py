@@ -1,5 +1,4 @@
-"""What the head of some predictions is worth: its held-out figures, and its verdicts on the contigs
-that it was trained on, by scores of heads that did not see their group."""
+"""The labels of contigs that a head was trained on, and the accuracy of its held-out verdicts."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from featuremill.steps.translate.folder import fragments
 
 
 class Label(NamedTuple):
-    """What the head was told of a contig."""
+    """The label of a contig in the training set of the head."""
 
     number: int
     """The index of the class."""
@@ -29,23 +28,23 @@ class Trained(NamedTuple):
     folder: Path
     card: card.Card
     labels: dict[str, Label]
-    """The label of each contig; of samples, by `<sample>/<contig>`."""
+    """The label of each contig, by `<contig>` or `<sample>/<contig>`."""
 
 
 class Judged(NamedTuple):
-    """Verdicts on contigs that have labels."""
+    """The accuracy of the verdicts on labelled contigs."""
 
     counts_CC: list[list[int]]
-    """Contigs of each class (rows) by their verdict (columns)."""
+    """The number of contigs by class (rows) and verdict (columns)."""
     accuracy: Estimate
 
 
 def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
-    """Return the head in `head`, and the labels of contigs of the translation in `folder` that it
-    was trained on.
+    """Return the head in the folder `head`, and its labels of contigs of the translation in
+    `folder`.
 
     Raises:
-        UserError: when there is no such head, or it has other classes.
+        UserError: the head is missing, or the number of its classes is wrong.
     """
     known, _ = card.read(head)
     if len(known.classes) != num_classes:
@@ -68,7 +67,7 @@ def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
 
 
 def judged(pairs: list[tuple[Label, int]], num_classes: int) -> Judged | None:
-    """Return how the verdicts (numbers of classes) compare with the labels; None without any."""
+    """Compare labels with verdicts (indices of classes); return None without labels."""
     if not pairs:
         return None
     true_N = np.array([label.number for label, _ in pairs])

@@ -1,4 +1,4 @@
-"""The verdicts' table: a row for each contig that was read."""
+"""Write the table of verdicts: one row for each contig of the translation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featuremill.steps.heads.card import IS_SEEN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.names import SUMMARY
 from featuremill.steps.verdicts import page
-from featuremill.steps.verdicts.choices import place_of_preferred
+from featuremill.steps.verdicts.choices import index_of_preferred
 from featuremill.steps.verdicts.contigs import Counts, class_of, contigs
 from featuremill.steps.verdicts.predictions import SEEN, open_predictions, scored
 from featuremill.steps.verdicts.trained_on import Label, judged, trained_on
@@ -24,7 +24,7 @@ from featuremill.steps.verdicts.trained_on import Label, judged, trained_on
 MOST_DRAWN = 24
 COUNTED = ("fragments", "failed", "status", IS_SEEN)
 NONE = "-"
-"""The verdict on a contig that has no score."""
+"""The verdict of a contig without a score."""
 log = logging.getLogger("featuremill.verdict")
 
 
@@ -37,17 +37,17 @@ def write(
     runs: Sequence[Path] = (),
     head: Path | None = None,
 ) -> Counts:
-    """Write the verdicts on the contigs of the translation in `folder` to `output`, and a page
-    beside it that tells of the `runs` and of the `head`, too.
+    """Write the verdicts on the contigs of the translation in `folder` to `output`, and their page
+    with summaries of `runs` and `head`.
 
     Raises:
-        UserError: when the translation or the predictions are not whole, or not of each other.
+        UserError: the translation or the predictions are incomplete, or do not match.
     """
     if output.suffix != ".tsv":
         raise UserError(f"{output}: verdicts are a .tsv; give --output a name that ends so.")
     translation = whole(folder)
     predictions = open_predictions(predicted)
-    preferred = place_of_preferred(prefer, predictions.classes, str(predictions.path))
+    preferred = index_of_preferred(prefer, predictions.classes, str(predictions.path))
     trained = trained_on(folder, head, len(predictions.classes)) if head else None
     shown = page.Shown()
     id_columns = translation.id_columns
@@ -118,15 +118,15 @@ def write(
         seen_by[UNKNOWN],
         {sample: counts for sample, counts in by_sample.items() if sample},
     )
-    drawn = [id for _, _, id in sorted(largest, reverse=True)]
-    tracks = page.tracks_of(drawn, scored(folder, predictions), preferred)
+    drawn_ids = [id for _, _, id in sorted(largest, reverse=True)]
+    tracks = page.tracks_of(drawn_ids, scored(folder, predictions), preferred)
     about = page.About(trained, judged(pairs, len(names)), shown)
     page.write_page(output, names, preferred, counts, tracks, by, runs, about)
-    _say(output, counts)
+    _log_counts(output, counts)
     return counts
 
 
-def _say(output: Path, counts: Counts) -> None:
+def _log_counts(output: Path, counts: Counts) -> None:
     counted_classes = [f"{number:,} {name}" for name, number in counts.verdicts.most_common()]
     log.info(
         "%s: %s: %s",

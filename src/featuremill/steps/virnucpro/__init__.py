@@ -1,4 +1,4 @@
-"""virnucpro: the files that VirNucPro leaves behind, from fragments, features and scores."""
+"""The step `virnucpro`: write VirNucPro's files from fragments, features and scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 
 
 def _without_predict(words: list[str]) -> list[str]:
-    """Return `words` without the subcommand of VirNucPro, as in `virnucpro predict my.fa`."""
+    """Return `words` without VirNucPro's subcommand `predict`, as in `virnucpro predict my.fa`."""
     if "predict" not in words:
         return words
     index = words.index("predict")
@@ -31,9 +31,9 @@ def _without_predict(words: list[str]) -> list[str]:
 
 COMMANDS = {
     "virnucpro": Command(
-        "predict which contigs are of viruses, by VirNucPro's flags, into its files",
+        "classify contigs as viruses or others, with VirNucPro's flags and files",
         "featuremill.steps.virnucpro.command",
-        error_status=1,  # VirNucPro's 2 means that some sequences failed
+        error_status=1,  # status 2 of VirNucPro: some sequences failed
         words=_without_predict,
     ),
     "virnucpro-files": Command(
@@ -42,31 +42,31 @@ COMMANDS = {
     ),
 }
 KINDS = ("nucleotides", "proteins")
-"""In the order of a head's features: VirNucPro has DNA first."""
+"""The kinds of features in the order of a head's features: DNA is first in VirNucPro."""
 CUTS = ("virnucpro", "chunks")
-"""Ways to translate that leave windows, as its files have them."""
+"""The values of `translate: by:` that divide contigs into windows."""
 FAILED = "failed_files.txt"
 RESULTS, HIGHEST = "prediction_results.txt", "prediction_results_highestscore.csv"
-"""The last file of predictions is the second."""
+"""The files of predictions; HIGHEST is written last."""
 
 
 class SECTION(Section):
-    """Which of VirNucPro's files, and where."""
+    """The files of VirNucPro to write, and their inputs."""
 
     head: str | None = None
-    """The head whose predictions count. Needed where there are several."""
+    """The head whose predictions are used. Required if there are several heads."""
     files: Literal["predictions", "all"] = "predictions"
     """Which files: the predictions, or also the sequences and features."""
     nucleotides: str | None = None
-    """The set of features of nucleotides; the one that is called so if not given."""
+    """The set of features of nucleotides. If not given, the set with the name `nucleotides`."""
     proteins: str | None = None
-    """The set of features of proteins; the one that is called so if not given."""
+    """The set of features of proteins. If not given, the set with the name `proteins`."""
     folder: str | None = None
-    """Where they go, if not to `results/<run>/virnucpro`."""
+    """The output folder. If not given, `results/<run>/virnucpro`."""
 
 
 class Files(NamedTuple):
-    """VirNucPro's files whose number is known before the fragments are."""
+    """VirNucPro's files that do not depend on the number of fragments."""
 
     results: str
     failed: str
@@ -74,7 +74,7 @@ class Files(NamedTuple):
 
 
 def folder_of(section: SECTION, project: Project) -> Path:
-    """Return the folder that VirNucPro's files go to."""
+    """Return the output folder of VirNucPro's files."""
     return Path(section.folder or f"{project.folder}/{KEY}")
 
 
@@ -89,7 +89,7 @@ def sets_of(section: SECTION, project: Project) -> Mapping[str, str]:
     """Return the folders of the features by kind.
 
     Raises:
-        UserError: when there are none.
+        UserError: there are no features of either kind.
     """
     names = {
         kind: getattr(section, kind) or kind
@@ -102,7 +102,7 @@ def sets_of(section: SECTION, project: Project) -> Mapping[str, str]:
 
 
 def inputs_of(section: SECTION, project: Project) -> Mapping[str, str | Sequence[str]]:
-    """Return the input files of the step, by their names in the rules."""
+    """Return the input files of the step, by their names in rules.smk."""
     from featuremill.steps import verdicts
 
     manifests = [f"{run}/manifest.json" for run in sets_of(section, project).values()]
@@ -110,8 +110,7 @@ def inputs_of(section: SECTION, project: Project) -> Mapping[str, str | Sequence
 
 
 def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield samples, a missing head or missing features, and fragments that VirNucPro does not
-    use."""
+    """Yield errors: samples, no head, no features, or fragments that are not windows."""
     from featuremill.steps import translate, verdicts
 
     if project.samples:
@@ -128,7 +127,7 @@ def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ..
 
 
 def products(section: SECTION, project: Project) -> Sequence[Product]:
-    """Return the files."""
+    """Return the product of the step."""
     from featuremill.steps import verdicts
 
     folder = folder_of(section, project)

@@ -1,6 +1,6 @@
-"""virnucpro: predict which contigs are of viruses, by the flags of VirNucPro, into its files.
+"""`featuremill virnucpro`: classify contigs as viruses or others, with VirNucPro's flags and files.
 
-It writes a config into --output-dir, and has `featuremill run` compute it there.
+Writes a config to --output-dir, and starts `featuremill run` with it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ CONFIG = "virnucpro.yaml"
 HEAD = "virnucpro"
 """The name of the head in the config."""
 CUSTOM_WINDOW = 500
-"""VirNucPro's own, where `-m custom` says nothing of it."""
+"""VirNucPro's default window of `-m custom`."""
 MARK = "# Written by featuremill virnucpro, anew by each call."
 SOME_FAILED, NOTHING = 2, 1
-"""Exit statuses: the rest is delivered; nothing is."""
+"""Exit statuses: some fragments failed; no results."""
 VIRUS = "virus"
 WINDOWS = ("300", "500", "custom")
 ESM = "esm2_t36_3B_UR50D"
@@ -55,12 +55,12 @@ GETTING_DNA = (
     f"--local-dir {DNA}"
 )
 ANY_NUMBER = 10**9
-"""The number of fragments that may fail: those that are left are delivered."""
+"""The number of fragments that may fail: unlimited."""
 log = logging.getLogger("featuremill.virnucpro")
 
 
 class Ignored(NamedTuple):
-    """Flags of VirNucPro that are taken and have no effect."""
+    """Flags of VirNucPro that are accepted and have no effect."""
 
     flags: tuple[str, ...]
     why: str
@@ -99,7 +99,7 @@ WITHOUT_EFFECT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill virnucpro`; its word `predict` is taken out before."""
+    """Add the arguments of `featuremill virnucpro`; the word `predict` was removed before."""
     add = parser.add_argument
     add("sequences", type=Path, nargs="?", help="contigs or reads: FASTA, FASTQ or GenBank")
     add("--input", type=Path, metavar="SEQUENCES", help="the same")
@@ -181,7 +181,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Ignore(argparse.Action):
-    """Remember that a flag was typed which has no effect, and why it has none."""
+    """Record a flag without effect, with the reason."""
 
     def __call__(
         self,
@@ -194,15 +194,15 @@ class _Ignore(argparse.Action):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill virnucpro`; return 0 when every fragment has a prediction, 2 when some
-    have none and the rest is delivered, 1 when nothing is."""
-    config = _asked(arguments)
+    """Run `featuremill virnucpro`. Return 0 if all fragments have predictions, 2 if some have none
+    or another step failed, or 1 without results."""
+    config = _config_for(arguments)
     _refuse_unfit(config)
     folder = _output_folder(arguments, config)
     for flag, why in dict.fromkeys(arguments.ignored):
         log.warning("%s: no effect, as %s.", flag, why)
     _write_config(folder, config)
-    words, variables = _typed(arguments, folder), dict[str, str]()
+    words, variables = _command(arguments, folder), dict[str, str]()
     if (arguments.gpus or "").isdecimal():
         log.info("--gpus is the number of GPUs; --devices %s names one.", arguments.gpus)
     log.info("this computes it:\n%s", shlex.join(words))
@@ -217,9 +217,9 @@ def run(arguments: argparse.Namespace) -> int:
             log.error("No predictions were written. Fix the error above; then type it again.")
             return NOTHING
         log.error("The predictions are complete; something else failed: see the error above.")
-        _say_delivered(folder, config["run"])
+        _log_delivered(folder, config["run"])
         return SOME_FAILED
-    _say_delivered(folder, config["run"])
+    _log_delivered(folder, config["run"])
     log.info("more of it:\n%s", f"{inside} status {CONFIG}")
     with (folder / FAILED).open(encoding="utf-8") as file:
         num_failed = sum(1 for _ in file)
@@ -228,16 +228,16 @@ def run(arguments: argparse.Namespace) -> int:
     return SOME_FAILED if num_failed else 0
 
 
-def _say_delivered(folder: Path, run: str) -> None:
+def _log_delivered(folder: Path, run: str) -> None:
     log.info("%s: each fragment and window", folder / f"{run}_merged")
     log.info("%s: each contig", folder / "results" / run / "verdicts.tsv")
 
 
-def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the config by the command line.
+def _config_for(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the config for the command line.
 
     Raises:
-        UserError: when that cannot be.
+        UserError: an argument is wrong, or the head does not fit.
     """
     sequences = _sequences(args)
     window = _window(args)
@@ -283,10 +283,10 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _refuse_unfit(config: Mapping[str, Any]) -> None:
-    """Raise UserError for a head that does not take the features.
+    """Check that the head accepts the features.
 
     Raises:
-        UserError: says which, and why.
+        UserError: it does not.
     """
     sets = config["features"]
 
@@ -320,7 +320,7 @@ def _sequences(args: argparse.Namespace) -> Path:
 
 
 def _dna(args: argparse.Namespace, card: Card) -> Path | None:
-    """Return the folder of the DNA encoder; None where the head takes proteins alone."""
+    """Return the folder of the DNA encoder, or None if it is not used or missing."""
     if args.dna:
         return Path(args.dna)
     takes_both = len(card.features) == len(KINDS)
@@ -328,7 +328,7 @@ def _dna(args: argparse.Namespace, card: Card) -> Path | None:
 
 
 def _name(path: Path) -> str:
-    """Return what VirNucPro calls the results of `path`: its name without the ending."""
+    """Return VirNucPro's name of the results of `path`: the file name without extensions."""
     stem = re.sub(r"\.(gz|zst|bz2|xz)$", "", path.name).rpartition(".")[0] or path.name
     return re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "sequences"
 
@@ -361,7 +361,7 @@ def _card(head: Path) -> Card:
 
 
 def _device(args: argparse.Namespace) -> str:
-    """Return the config's device; `--gpus` and `--devices` mean that there must be GPUs."""
+    """Return the config's device; with `--gpus` or `--devices` it is "cuda"."""
     gpus, asks_for_gpus = _gpus(args), args.gpus or args.devices
     if args.device not in ("auto", "cpu", "cuda") and not gpus.devices:
         raise UserError(f"--device {args.device}: give auto, cpu, cuda or a GPU, as in cuda:1.")
@@ -371,7 +371,7 @@ def _device(args: argparse.Namespace) -> str:
 
 
 def _gpus(args: argparse.Namespace) -> GpuOptions:
-    """Return the GPUs that were asked for; `--device 1` names one as well."""
+    """Return the GPUs of `--gpus`, `--devices` or a number in `--device`."""
     is_named = re.fullmatch(r"(?:cuda:)?(\d+)", args.device) and not (args.gpus or args.devices)
     gpus = GpuOptions.parse(args.gpus, args.device if is_named else args.devices)
     gpus.check()
@@ -379,10 +379,10 @@ def _gpus(args: argparse.Namespace) -> GpuOptions:
 
 
 def _esm(model: str) -> str:
-    """Return the model, or where it is if it was named by a path.
+    """Return the name of the model, or its absolute path.
 
     Raises:
-        UserError: when there is none.
+        UserError: the model does not exist.
     """
     name_of_weights(model, "esm2")
     refuse_missing_weights(model, "esm2")
@@ -393,7 +393,7 @@ def _output_folder(args: argparse.Namespace, config: Mapping[str, Any]) -> Path:
     """Return the output folder.
 
     Raises:
-        UserError: when what is in it is of something else.
+        UserError: it has files of other programs or samples.
     """
     folder = Path(args.output_dir or f"{config['run']}_predictions")
     if folder.exists() and not folder.is_dir():
@@ -414,11 +414,10 @@ def _output_folder(args: argparse.Namespace, config: Mapping[str, Any]) -> Path:
 
 
 def _refuse_other_sample(path: Path, config: Mapping[str, Any], replaces: bool) -> None:
-    """Raise UserError instead of replacing the results of another sample.
+    """Check that the config at `path` has the same inputs as `config`.
 
     Raises:
-        UserError: when the folder of `config` holds those of other contigs, unless they are called
-            alike and the user wants them replaced.
+        UserError: the inputs differ; not if the runs have the same name and `replaces` is set.
     """
     before = yaml.safe_load(path.read_text("utf-8")) or {}
     if before.get("inputs") == config["inputs"]:
@@ -433,10 +432,10 @@ def _refuse_other_sample(path: Path, config: Mapping[str, Any], replaces: bool) 
 
 
 def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the config, while no process computes it.
+    """Write the config.
 
     Raises:
-        UserError: when one does.
+        UserError: another process is computing its runs.
     """
     text = f"{MARK}\n{yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)}"
     with ExitStack() as stack:
@@ -448,8 +447,8 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
                 temporary.write_text(text, "utf-8")
 
 
-def _typed(args: argparse.Namespace, folder: Path) -> list[str]:
-    """Return the words of the command, which works in any folder."""
+def _command(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the words of the command, which can be typed in any folder."""
     gpus = _gpus(args)
     words = ["featuremill", "run", str((folder / CONFIG).absolute())]
     words += ["--directory", str(folder.absolute())]
@@ -463,7 +462,7 @@ def _typed(args: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def _status_of(words: Sequence[str], variables: Mapping[str, str], log_file: Path | None) -> int:
-    """Run the command; return its exit status. What it says goes to the screen, and to the end of
+    """Run the command and return its exit status. Its output is printed, and appended to
     `log_file`."""
     command = [sys.executable, "-m", *words]
     kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if log_file else {}
@@ -477,6 +476,6 @@ def _status_of(words: Sequence[str], variables: Mapping[str, str], log_file: Pat
                         file.write(line)
                         file.flush()
             return int(process.wait())
-        except SystemExit as end:  # a signal, which Snakemake answers as well
+        except SystemExit as end:  # forward a signal to Snakemake
             process.send_signal(int(str(end.code)) - 128)
             raise

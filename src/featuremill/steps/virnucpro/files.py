@@ -1,15 +1,16 @@
-"""virnucpro-files: what VirNucPro leaves behind, from a translation, runs over it and its scores.
+"""`featuremill virnucpro-files`: write VirNucPro's files from a translation, its features and
+predictions.
 
     <name>_nucleotide/   output_{i}.fa, output_{i}_DNABERT_S.pt
     <name>_protein/      output_{i}.fa, output_{i}_ESM.pt
     <name>_merged/       output_{i}_merged.pt, prediction_results.txt,
                          prediction_results_highestscore.csv
-    failed_files.txt     of each fragment without a prediction, and of each contig that was
-                         refused: file|stage|error
+    failed_files.txt     file|stage|error, for each fragment without a prediction and each refused
+                         contig
 
-`i` counts from 1, and a file is of 10,000 fragments. Fragments, features, scores and failures are
-joined by id. Each file is replaced as a whole. That of the highest scores is removed first and
-written last: where it is, all of them belong together.
+`i` starts at 1, and a file has 10,000 fragments. Fragments, features, scores and failures are
+joined by id. Each file is replaced as a whole. prediction_results_highestscore.csv is removed first
+and written last: if it exists, all files belong together.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from featuremill.steps.virnucpro import CUTS, FAILED, HIGHEST, RESULTS
 FRAGMENTS_A_FILE = 10_000
 VIRUS = "virus"
 FRAME = re.compile("[FR][123]$")
-"""The end of a fragment's id; what is before is the window's."""
+"""The end of a fragment's id; the rest is the id of its window."""
 NUMBERED = re.compile(r"output_([1-9]\d*)(\.fa|_(DNABERT_S|ESM|merged)\.pt)")
 BEGUN = re.compile(r"\.(output_|prediction_results)")
 DNABERT_S, ESM, MERGED = LAYOUTS
@@ -55,34 +56,34 @@ log = logging.getLogger("featuremill.virnucpro-files")
 
 
 class Row(NamedTuple):
-    """A fragment, and what was predicted of it."""
+    """A fragment with its prediction."""
 
     id: str
     label: str
-    """The class that scores highest."""
+    """The class with the highest score."""
     others: float
     virus: float
 
     @property
     def is_predicted(self) -> bool:
-        """Return whether it has scores."""
+        """Whether the fragment has scores."""
         return not math.isnan(self.virus)
 
     def window(self) -> str:
-        """Return the id of the fragment's window, which all its frames share."""
+        """Return the id of the fragment's window, which is common to its frames."""
         return FRAME.sub("", self.id)
 
 
 Rows = Callable[[], Iterator[Row]]
-"""Begins with the first fragment each time."""
+"""Returns an iterator that starts at the first fragment."""
 
 
 class FeatureFile(NamedTuple):
-    """Nucleotides or proteins of the fragments."""
+    """The files of nucleotides or proteins of the fragments."""
 
     folder: str
     sequences: str
-    """The translation's file of them."""
+    """The file of sequences in the translation."""
     stage: str
     """The name of the stage that computes their features."""
     layout: Layout
@@ -92,19 +93,19 @@ KINDS = {
     "nucleotides": FeatureFile("nucleotide", NUCLEOTIDES, "DNABERT-S", DNABERT_S),
     "proteins": FeatureFile("protein", PROTEINS, "ESM-2", ESM),
 }
-"""In the order of a head's features."""
+"""The files by kind, in the order of a head's features."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("translated", type=Path, metavar="FOLDER", help="what featuremill translate wrote")
+    add("translated", type=Path, metavar="FOLDER", help="output folder of featuremill translate")
     add(
         "predictions",
         type=Path,
         metavar="PREDICTIONS",
-        help="what featuremill head predict wrote; its .missing.tsv stands beside it",
+        help="output of featuremill head predict, with its .missing.tsv in the same folder",
     )
-    add("--head", type=Path, required=True, help="the folder of the head that predicted")
+    add("--head", type=Path, required=True, help="folder of the head of the predictions")
     for kind in KINDS:
         add(f"--{kind}", type=Path, metavar="RUN", help=f"results/<run> over the {kind}")
     add(
@@ -112,21 +113,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="where the files go, in folders that begin with --name",
+        help="output folder; the names of its folders begin with --name",
     )
-    add("--name", help="of the sequences (default: the translation's folder's)")
+    add("--name", help="name of the sequences (default: that of the translation's folder)")
     add(
         "--predictions-only",
         action="store_true",
-        help="neither sequences nor features; those of an earlier call are removed",
+        help="write no sequences and features, and remove those of earlier calls",
     )
 
 
 def run(args: argparse.Namespace) -> None:
     runs = {kind: getattr(args, kind) for kind in KINDS if getattr(args, kind)}
-    keeps = not args.predictions_only
+    writes_features = not args.predictions_only
     name = args.name or args.translated.resolve().name
-    write(args.translated, args.predictions, args.head, runs, args.output, name, keeps)
+    write(args.translated, args.predictions, args.head, runs, args.output, name, writes_features)
 
 
 def write(
@@ -138,13 +139,13 @@ def write(
     name: str,
     keeps_features: bool = True,
 ) -> int:
-    """Write VirNucPro's files into `output`; return how many fragments have no prediction.
+    """Write VirNucPro's files to `output`; return the number of fragments without a prediction.
 
-    `runs` are results/<run> by kind, in the order of KINDS; `name` is that of the sequences.
+    `runs` are results/<run> by kind, in the order of KINDS; `name` is the name of the sequences.
 
     Raises:
-        UserError: when one is not what it should be, or VirNucPro has no such files.
-        IntegrityError: when the translation's sequences are not its fragments'.
+        UserError: an input is wrong, or VirNucPro has no such files.
+        IntegrityError: the translation's sequences are not those of its fragments.
     """
     translation = whole(translated)
     if translation.samples:
@@ -192,7 +193,7 @@ def write(
 
 def _rows(translated: Path, predictions: Predictions) -> Iterator[Row]:
     """Yield all fragments, in the order of the translation."""
-    # VirNucPro's second class is the virus; a head of ours may have it first.
+    # The virus is the second class in VirNucPro, but may be the first class of a head.
     virus = predictions.classes.index(VIRUS) if VIRUS in predictions.classes else 1
     for block in scored(translated, predictions):
         labels = [predictions.classes[column] for column in block.scores_NC.argmax(1)]
@@ -201,10 +202,10 @@ def _rows(translated: Path, predictions: Predictions) -> Iterator[Row]:
 
 
 def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str, str]]]:
-    """Return the kinds of features that each id lacks, with the reasons.
+    """Return the missing kinds of features of each id, with the reasons.
 
     Raises:
-        UserError: when one is of a run that is none of `runs`.
+        UserError: the file has a run that is not in `runs`.
     """
     kinds = {run: kind for kind, run in runs.items()}
     reasons_of: dict[str, list[tuple[str, str]]] = {}
@@ -220,7 +221,7 @@ def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str,
 
 
 def _refused(translated: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield of each contig that was refused its file, its id, and why."""
+    """Yield the file, the id and the reason of each refused contig."""
     with (translated / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
         for row in read_tsv(file):
             if row["status"] == "refused":
@@ -228,7 +229,7 @@ def _refused(translated: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _write_results(path: Path, rows: Iterator[Row]) -> int:
-    """Write a line a predicted fragment; return how many there are."""
+    """Write a line for each predicted fragment; return their number."""
     num = 0
     with _text(path) as file:
         file.write("Sequence_ID\tPrediction\tscore1\tscore2\n")
@@ -239,8 +240,8 @@ def _write_results(path: Path, rows: Iterator[Row]) -> int:
 
 
 def _write_highest(path: Path, rows: Iterator[Row]) -> None:
-    """Write a line a window: whether the virus's best score is at least that of the others, and
-    both scores."""
+    """Write a line for each window: whether the virus's highest score is at least that of the
+    others, and both scores."""
     with _text(path) as file:
         file.write("Modified_ID\tIs_Virus\tmax_score_0\tmax_score_1\n")
         for window, frames in groupby((row for row in rows if row.is_predicted), Row.window):
@@ -256,8 +257,8 @@ def _write_failed(
     folders: Mapping[str, Path],
     refused: Sequence[tuple[str, str, str]],
 ) -> int:
-    """Write a line a contig that was `refused` (its file, its id, why), and a line a fragment and
-    kind that has no features; return how many fragments there are without a prediction."""
+    """Write a line for each refused contig, and for each missing kind of features of a fragment.
+    Return the number of fragments without a prediction."""
     num_failed = 0
     with _text(path) as file:
         for source, contig, reason in refused:
@@ -286,17 +287,17 @@ class Part:
         self._index = Index(self._features)
 
     def take(self, ids: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Matrix]:
-        """Return which of `ids` (N) have a vector, and these in their order (rows, width)."""
+        """Return a mask (N) of the `ids` that have a vector, and these vectors (rows, width)."""
         rows = self._index.rows_of(ids)
         has = rows != NOWHERE
         return has, self._features.take(rows[has]).astype(np.float32, copy=False)
 
 
 def _opened(head: Path, runs: Mapping[str, Path]) -> dict[str, Part]:
-    """Open those features of the runs that the head takes.
+    """Open the features of the runs that the head uses.
 
     Raises:
-        UserError: when a run is not finished, or the head takes others.
+        UserError: a run is not finished, or the number of runs is not that of the head's features.
     """
     require("safetensors", "torch")
     columns = [part.column for part in Card.read(head / CARD).features]
@@ -318,7 +319,7 @@ def _write_features(
     merged: Path,
     folders: Mapping[str, Path],
 ) -> None:
-    """Write the numbered files: sequences of all fragments, and vectors of those that have them."""
+    """Write the numbered files: sequences of all fragments, and their vectors where they exist."""
     import torch
 
     fragments = rows()
@@ -335,16 +336,16 @@ def _write_features(
                 break
             vectors_of = {kind: part.take(ids) for kind, part in parts.items()}
             for kind, (has, vectors) in vectors_of.items():
-                there = list(compress(ids, has))
+                present = list(compress(ids, has))
                 _copy(sequences[kind], ids, folders[kind] / f"output_{number}.fa")
                 if kind == "nucleotides":
                     data: Any = [
                         {"label": id, "mean_representation": mean}
-                        for id, mean in zip(there, vectors.tolist(), strict=True)
+                        for id, mean in zip(present, vectors.tolist(), strict=True)
                     ]
-                else:  # each a tensor with a storage of its own
+                else:  # each tensor has a storage of its own
                     data = [row.clone() for row in torch.from_numpy(vectors)]
-                _save(folders[kind], number, KINDS[kind].layout, there, data)
+                _save(folders[kind], number, KINDS[kind].layout, present, data)
                 del data
             has_all = np.logical_and.reduce([has for has, _ in vectors_of.values()])
             both = [vectors[has_all[has]] for has, vectors in vectors_of.values()]
@@ -355,8 +356,8 @@ def _write_features(
 
 
 def _copy(sequences: gzip.GzipFile, ids: Sequence[str], path: Path) -> None:
-    """Write the next `sequences` of a translation to `path`, once they are seen to be those of
-    `ids`."""
+    """Write the next `sequences` of a translation to `path`; raise IntegrityError if their ids are
+    not `ids`."""
     lines = list(islice(sequences, 2 * len(ids)))
     if [line[1:-1].decode() for line in lines[::2]] != ids:
         raise IntegrityError(
@@ -369,7 +370,7 @@ def _copy(sequences: gzip.GzipFile, ids: Sequence[str], path: Path) -> None:
 def _save(folder: Path, number: int, layout: Layout, ids: Sequence[str], data: Any) -> None:
     import torch
 
-    content = io.BytesIO()  # under a path torch puts its name, a temporary one, into the file
+    content = io.BytesIO()  # torch.save writes the name of a path into the file
     torch.save({layout.ids: ids, "data": data}, content)
     with delivering(folder / f"output_{number}_{layout.name}.pt") as temporary:
         temporary.write_bytes(content.getbuffer())
@@ -382,12 +383,12 @@ def _text(path: Path) -> Iterator[TextIO]:
 
 
 def _remove_others(folder: Path, num_files: int) -> None:
-    """Remove numbered files beyond `num_files`, and what was being written when it was killed."""
+    """Remove numbered files beyond `num_files`, and temporary files of killed processes."""
     for path in folder.glob("*") if folder.is_dir() else ():
         match = NUMBERED.fullmatch(path.name)
         if BEGUN.match(path.name) and is_temporary(path):
             path.unlink()
         elif match and int(match[1]) > num_files:
             discard(path)
-    with suppress(OSError):  # there is something in it, or it is not there
+    with suppress(OSError):  # not empty, or missing
         folder.rmdir()

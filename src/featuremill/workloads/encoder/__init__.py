@@ -1,7 +1,7 @@
-"""Features of proteins or nucleotides from an encoder in a Hugging Face folder.
+"""The workload `encoder`: features of proteins, nucleotides or texts from a Hugging Face folder.
 
-BERT, ESM, T5, ModernBERT and causal networks (transformers' own classes), MosaicBERT, AMPLIFY and
-gLM2; `architectures` knows them.
+Supported are BERT, ESM, T5, ModernBERT and causal networks (classes of transformers), MosaicBERT,
+AMPLIFY and gLM2 (`architectures`).
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ VERSION = "4"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "letters"
 READS_PICKLES = True
-"""Whether pickles are read: with torch's weights_only."""
+"""Whether the weights may be pickles; they are read with `weights_only=True` of torch."""
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
 REMEDIES = {**networks.REMEDIES, "shorter records": "max_residues"}
-"""Without max_residues, a T5 cuts none."""
+"""Options that messages advise to change; a T5 truncates records only with max_residues."""
 REASONS = (
     *structures.REASONS,
     *regions.REASONS,
@@ -95,20 +95,19 @@ REASONS = (
     *pairs.REASONS,
 )
 USUAL_TOKENS = 1024
-"""What a network sees at once where nothing in it ends, its config says no more, and its authors do
-not compute records whole."""
+"""The default token limit if positions and config set none, and the authors truncate records."""
 MOST_TOKENS = 4096
-"""The tokens of a record, at most, where the vocabulary and the config set no limit."""
+"""The largest default token limit for tokens of any length."""
 NO_BASES = b"EFILPQ"
-"""Residues whose letters stand for no base, known or not."""
+"""Letters of residues that are not IUPAC codes of bases."""
 PAIRING = ("bert", "t5")
-"""Model types of which some read pairs of chains, with what ends a sequence between them."""
+"""Model types of networks for pairs of chains; the token that ends a sequence separates them."""
 NUM_SPECIAL = 2
-"""Special tokens that costs are reckoned with; a network may have one less."""
+"""Number of special tokens in the cost of a record."""
 
 
 class Model(NamedTuple):
-    """The encoder on its device, and what to deliver."""
+    """The encoder on its device, and the columns to compute."""
 
     encoder: Encoder
     vocabulary: Vocabulary
@@ -120,15 +119,15 @@ class Model(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Records as groups of about the same length, on the host."""
+    """Records in groups of similar length, on the host."""
 
     groups: list[Group]
     num_own: list[int]
-    """Own tokens of each record, in the order of the records."""
+    """Number of own tokens of each record, in the order of the records."""
 
 
 class Result(NamedTuple):
-    """The values of each group, where they were computed."""
+    """The values of each group, on the device that computed them."""
 
     values: list[list[Tensor]]
     batch: Batch
@@ -136,7 +135,7 @@ class Result(NamedTuple):
 
 def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
-    # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
+    # Authors of T5s for proteins replace U, Z, O and B by X, except Ankh's, whose T5 is gated.
     passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
     kind, is_causal = facts.config["model_type"], facts.architecture.is_causal
     words = vocabulary.load(folder, kind, options.prefix, passes_rare, is_causal, options.chat)
@@ -156,8 +155,8 @@ def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the records of `inputs`; those that are cut, or have letters that the vocabulary
-    lacks, get a note, and those that are too long or too short for the network are refused."""
+    """Yield the records of `inputs`. Records that are truncated, or have letters that the
+    vocabulary lacks, get a note. Records too long or too short for the network are refused."""
     folder = place_of(options.model)
     options = _settled(options, folder)
     facts, words = _opened(folder, options)
@@ -195,7 +194,7 @@ def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Ite
 def _checked(
     records: Iterator[Record], options: Options, facts: Facts, words: Vocabulary
 ) -> Iterator[Record]:
-    """Yield `records` with notes, those that cannot be computed with a reason."""
+    """Yield `records` with notes, or with a reason if they cannot be computed."""
     cut = f"longer than {options.max_residues} residues, truncated"
     trained = words.letters_in(facts.trained_tokens) if facts.trained_tokens else None
     for record in records:
@@ -230,7 +229,7 @@ def _checked(
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return about how many tokens are computed for a record."""
+    """Return the approximate number of tokens computed for a record."""
     parts = _parts(payload, options)
     length = min(len(parts.letters), options.max_residues or len(parts.letters))
     tokens = -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
@@ -247,7 +246,7 @@ def weights(options: Options) -> str:
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Settle the dtype for `device`, count layers from 0, and take limits from the network."""
+    """Return options with the dtype for `device`, layers from 0, and the network's limits."""
     assert weights is not None
     facts, words = _opened(weights.path, options)
     if "cls" in options.pools and not words.has_first:
@@ -263,7 +262,11 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 
 def _settled(options: Options, folder: Path) -> Options:
-    """Return `options` with the limits that the network in `folder` has."""
+    """Return `options` with the limits of the network in `folder`.
+
+    Raises:
+        UserError: if the network does not support an option.
+    """
     facts, words = _opened(folder, options)
     _refuse_other_alphabet(words, options.alphabet, folder)
     if options.structures and not words.with_structure:
@@ -324,10 +327,10 @@ def _settled(options: Options, folder: Path) -> Options:
 
 
 def _is_by_token(facts: Facts, words: Vocabulary, options: Options, folder: Path) -> bool:
-    """Return whether a record's length is that of its tokens, which have any length.
+    """Return whether the length of a record is its number of tokens, which have any length.
 
     Raises:
-        UserError: it is not, and the options mean that it is.
+        UserError: if it is not, but an option needs it.
     """
     if words.is_learned and (options.alphabet == "texts" or facts.architecture.is_causal):
         return True
@@ -342,7 +345,7 @@ def _is_by_token(facts: Facts, words: Vocabulary, options: Options, folder: Path
 
 
 def _refuse_other_alphabet(words: Vocabulary, alphabet: str, folder: Path) -> None:
-    """Raise UserError where the vocabulary is of residues and bases are meant, or the other way."""
+    """Raise UserError if the vocabulary is of residues and the alphabet of bases, or vice versa."""
     has_residues = set(NO_BASES) <= set(words.letters.upper())
     if alphabet == "proteins" and not has_residues:
         raise UserError(
@@ -358,7 +361,7 @@ def _refuse_other_alphabet(words: Vocabulary, alphabet: str, folder: Path) -> No
 
 
 def caution(options: Options) -> str:
-    """Return what computes an ESM-2 faster; "" for other networks."""
+    """Return a caution that workload esm2 computes an ESM-2 faster; "" for other networks."""
     try:
         is_esm2 = bool(esm2_folder.facts_of(place_of(options.model)))
     except UserError:
@@ -368,7 +371,7 @@ def caution(options: Options) -> str:
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of values; `options` are resolved ones."""
+    """Return the columns of values for resolved `options`."""
     from featuremill.workloads.encoder import columns
 
     assert weights is not None
@@ -377,20 +380,20 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
-    """Return what TransformerLens calls the hidden states in columns of resolved `options`; None
-    for a network that is none of language."""
+    """Return the TransformerLens hook of the hidden states in each column of resolved `options`;
+    None for a network that is no language model."""
     return tracing.hooks(options, architectures.facts_of(weights.path))
 
 
 def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
-    """Return the bytes of a payload that each vector of a token stands for; None where a token is
-    a k-mer. `options` are resolved ones."""
+    """Return the bytes of a payload that each vector of a token represents; None if tokens are
+    k-mers. `options` are resolved."""
     _, words = _opened(weights.path, options)
     return tracing.spans(payload, options, words, weights.path)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
-    """Return how many tokens of a record get a vector, at most."""
+    """Return the largest number of tokens of a record that get a vector."""
     parts = _parts(payload, options)
     length = joined.num_own(parts, options)
     if parts.region:
@@ -399,25 +402,25 @@ def num_vectors(payload: bytes, options: Options) -> int:
 
 
 def options_of_model(model: str) -> Options:
-    """Return options of which only the alphabet is not usual: a causal network gets texts."""
+    """Return the default options for a model; the alphabet of a causal network is texts."""
     is_causal = architectures.facts_of(place_of(model)).architecture.is_causal
     return Options(model=model, alphabet="texts" if is_causal else "proteins")
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return the sizes of the encoder by its config; no file is hashed."""
+    """Return the encoder's weights with the size by its config; no file is hashed."""
     from featuremill.workload import Weights
 
     folder = place_of(options.model)
-    size = memory.size_told(folder)._asdict()
+    size = memory.size_of_config(folder)._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in size.items()})
 
 
 def _size(weights: Weights) -> memory.Size:
-    """Return the encoder's size, of weights that are taken as they are by its config."""
+    """Return the encoder's size, from the metadata of weights or else from the config."""
     if weights.metadata:
         return memory.size_of(weights)
-    return memory.size_told(weights.path)
+    return memory.size_of_config(weights.path)
 
 
 def weights_mb(weights: Weights) -> float:
@@ -426,7 +429,7 @@ def weights_mb(weights: Weights) -> float:
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
-    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    """Return the estimated peak memory in MiB; `options` are resolved, `batch_cost` is tokens."""
     return memory.estimate_mb(_size(weights), options, device.kind, batch_cost)
 
 
@@ -437,8 +440,8 @@ def network(
     dtype: str,
     example: Ids | None = None,
 ) -> Encoder:
-    """Return the network in `folder`, its layers spread over `devices` as the `options` say, and an
-    example's last layer in fp32."""
+    """Return the network in `folder`, its layers spread over `devices` by the `options`, with the
+    last layer of an `example` in fp32."""
     import torch
 
     from featuremill.workload import spread
@@ -450,7 +453,7 @@ def network(
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the encoder with its weights, after a look at what it computes."""
+    """Return the encoder with its weights, after the checks of padding and precision."""
     from featuremill.workloads.encoder import check
 
     assert weights is not None
@@ -466,7 +469,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
-    """Make tokens of records, and groups of records, on the host."""
+    """Tokenize records and group them by length, on the host."""
     from featuremill.workloads.encoder import padding
 
     words, most = model.vocabulary, model.options.max_residues
@@ -504,7 +507,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
 
 def run(model: Model, batch: Batch) -> Result:
-    """Compute a batch; a GPU may still be at it on return."""
+    """Compute a batch; a GPU may still be computing on return."""
     from featuremill.workloads.encoder import padding
 
     values = []

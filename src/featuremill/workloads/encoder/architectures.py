@@ -1,8 +1,8 @@
-"""The architectures that are known, and the one place that knows about them.
+"""The known encoder architectures, and `Encoder`, a network with its weights.
 
-What a config says is looked at without torch. A network is built empty, held against the
-checkpoint name by name and shape by shape, and only then given its weights: transformers itself
-loads what fits, warns at most, and computes with random numbers for the rest.
+`facts_of` reads a config without torch. `load` builds the network without weights, compares all
+names and shapes with the checkpoint, and only then loads it: transformers itself would load the
+tensors that fit and leave the others random.
 
 Shape legend: B sequences, T tokens of the longest, E width.
 """
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 __all__ = ["BERT", "Encoder", "Facts", "facts_of"]
 MOSAIC_SIGN = "alibi_starting_size"
 MOSAIC_NAME = "mlp.gated_layers"
-"""The marks of a MosaicBERT, which calls itself a BERT: in its config, and in a tensor's name."""
+"""A config key and a part of tensor names that only MosaicBERT has; its model_type is bert."""
 GATED_SIGN = "add_bias_fnn"
 GATED_NAME = "encoder.layer.0.intermediate.dense.weight"
-"""The marks of an ESM with gated feed-forward layers: a config key, a weight of twice the rows."""
+"""A config key of ESMs with gated feed-forward layers, and the weight that has twice the rows."""
 IDLE = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
-"""Tables that checkpoints of older releases hold, and that any network makes for itself."""
+"""Buffers in older checkpoints, which every network computes itself."""
 OLD_NAMES = (
     (re.compile(r"(?<=LayerNorm\.)gamma$"), "weight"),
     (re.compile(r"(?<=LayerNorm\.)beta$"), "bias"),
 )
-"""TensorFlow's names of the scale and shift of a LayerNorm."""
+"""TensorFlow's names of the weight and bias of a LayerNorm, and PyTorch's."""
 ROTARY = re.compile(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.inv_freq")
 FREQUENCIES = "rotary_embeddings.inv_freq"
-"""Once for all layers; older files have it for each, and transformers 5 writes an asterisk for the
-number of a layer."""
+"""The rotary frequencies of all layers. Older files have them for each layer, and transformers 5
+writes an asterisk as the number of the layer."""
 POSITIONS = "embeddings.position_embeddings.weight"
-"""A table that some ESM-2 were saved with, and do not use."""
+"""A table in some checkpoints of ESM-2, which does not use it."""
 T5_TABLES = ("shared.weight", "encoder.embed_tokens.weight")
-"""The two names of the embedding table; a checkpoint has either or both."""
+"""The two names of a T5's embedding table; a checkpoint has one or both."""
 ATTENTION = "sdpa"
-"""transformers' name for torch's own attention, which has its softmax in fp32."""
+"""transformers' name for torch's scaled_dot_product_attention, whose softmax is in fp32."""
 CONV1D = "Conv1D"
-"""GPT-2's module for a product."""
+"""The class name of GPT-2's linear layers."""
 MOST_NAMED = 3
 
 
@@ -61,32 +61,33 @@ def _unknown(_: Mapping[str, Any]) -> int | None:
 
 
 class Architecture(NamedTuple):
-    """One that is known."""
+    """An encoder architecture, and how its config and checkpoint are read."""
 
     name: str
     prefix: str
-    """The prefix of the encoder's names in a checkpoint with heads."""
+    """The prefix of the encoder's tensor names in a checkpoint with heads."""
     heads: tuple[str, ...]
-    """The prefixes of tensors of heads in checkpoints."""
+    """The prefixes of the names of heads' tensors in checkpoints."""
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None
-    """Makes the network of a config, without weights; None where `causal` makes it with them."""
+    """A function of a config that returns the network without weights; None: `causal.filled`."""
     layers_key: str = "num_hidden_layers"
     width_key: str = "hidden_size"
     positions: Callable[[Mapping[str, Any]], int | None] = _unknown
-    """How many tokens a sequence can have at most; None where nothing in the network ends."""
+    """A function that returns the largest number of tokens per sequence; None: unlimited."""
     trained: Callable[[Mapping[str, Any]], int | None] = _unknown
-    """With how many it was trained at most, where there could be more; None: that is not said."""
+    """A function that returns the tokens per sequence in training, if more are possible."""
     plain: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
-    """Makes of a config one with the usual keys; UserError for what is not computed."""
+    """A function that returns a config with the usual keys; UserError if it is not supported."""
     named: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
-    """Makes of a checkpoint's tensors those of the network by their names there."""
+    """A function that returns the tensors of a checkpoint under the names in the network."""
     is_gated: bool = False
-    """Whether its feed-forward part has two products up."""
+    """Whether the feed-forward layers are gated, with two up projections."""
     is_of_transformers: bool = True
+    """Whether the network is a class of transformers."""
     is_causal: bool = False
-    """Whether a token sees those before it alone."""
+    """Whether attention is causal: a token attends only to itself and earlier tokens."""
     is_whole: bool = False
-    """Whether its authors compute proteins of any length."""
+    """Whether its authors compute records of any length whole."""
 
 
 def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any]:
@@ -96,7 +97,7 @@ def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any
         import transformers
 
         own_config = transformers.CONFIG_MAPPING[model_type].from_dict(dict(config))
-        own_config._attn_implementation = ATTENTION  # whatever the config was saved with
+        own_config._attn_implementation = ATTENTION
         return getattr(transformers, model)(own_config, **more)
 
     return build
@@ -108,11 +109,11 @@ def _mosaic(config: Mapping[str, Any]) -> Any:
     return mosaicbert.MosaicBert(dict(config))
 
 
-def _swiglu(turns_neighbours: bool) -> Callable[..., Any]:
+def _swiglu(interleaved: bool) -> Callable[..., Any]:
     def build(config: Mapping[str, Any]) -> Any:
         from featuremill.workloads.encoder import swiglu
 
-        return swiglu.SwigluEncoder(config, turns_neighbours=turns_neighbours)
+        return swiglu.SwigluEncoder(config, interleaved=interleaved)
 
     return build
 
@@ -127,25 +128,26 @@ def _swiglu_named(table: str) -> Callable[..., dict[str, Tensor]]:
 
 
 def _amplify_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return AMPLIFY's config; its inner width is two thirds of what it says, in eights."""
-    meant = {
+    """Return AMPLIFY's config with the usual keys. The inner width is two thirds of the stated
+    one, rounded up to a multiple of 8."""
+    supported = {
         "hidden_act": "SwiGLU",
         "rms_norm": True,
         "layer_norm_after_embedding": False,
         "att_bias": False,
         "ffn_bias": False,
     }
-    for key, value in meant.items():
+    for key, value in supported.items():
         if config.get(key, value) != value:
             raise UserError(
                 f"its {key} is {config[key]!r}, and an AMPLIFY is computed with {value!r} only"
             )
-    inner = _in_steps_of(8, int(2 * config["intermediate_size"] / 3))
+    inner = _multiple_of(8, int(2 * config["intermediate_size"] / 3))
     return {"norm_eps": 1e-5, **config, "intermediate_size": inner}
 
 
 def _glm2_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return gLM2's config, which has keys of its own."""
+    """Return gLM2's config with the usual keys."""
     inner = int(2 * 4 * config["dim"] / 3)
     if config.get("ffn_dim_multiplier") is not None:
         inner = int(config["ffn_dim_multiplier"] * inner)
@@ -155,11 +157,11 @@ def _glm2_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_size": config["dim"],
         "num_hidden_layers": config["depth"],
         "num_attention_heads": config["heads"],
-        "intermediate_size": _in_steps_of(config.get("swiglu_multiple_of", 256), inner),
+        "intermediate_size": _multiple_of(config.get("swiglu_multiple_of", 256), inner),
     }
 
 
-def _in_steps_of(step: int, number: int) -> int:
+def _multiple_of(step: int, number: int) -> int:
     return -(-number // step) * step
 
 
@@ -172,11 +174,11 @@ def _glm2_trained(_: Mapping[str, Any]) -> int | None:
 
 
 def _t5_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a T5 with its embedding table under both of its names."""
+    """Return the tensors of a T5 with its embedding table under both names."""
     named = dict(tensors)
-    for name, twin in (T5_TABLES, T5_TABLES[::-1]):
-        if twin in named:
-            named.setdefault(name, named[twin])
+    for name, other in (T5_TABLES, T5_TABLES[::-1]):
+        if other in named:
+            named.setdefault(name, named[other])
     return named
 
 
@@ -185,7 +187,7 @@ def _bert_positions(config: Mapping[str, Any]) -> int | None:
 
 
 def _gated_esm(config: Mapping[str, Any]) -> Any:
-    """Return an ESM whose feed-forward part is a SwiGLU, as the Nucleotide Transformer 2 has it."""
+    """Return an ESM with SwiGLU feed-forward layers, as in the Nucleotide Transformer 2."""
     from featuremill.workloads.encoder import gated_esm
 
     return gated_esm.with_gates(_esm(config), bias=bool(config.get(GATED_SIGN, True)))
@@ -196,7 +198,7 @@ def _has_table(config: Mapping[str, Any]) -> bool:
 
 
 def _esm_tokens(config: Mapping[str, Any]) -> int:
-    """Return the rows of the table of positions that count: it begins behind the padding's."""
+    """Return the number of positions in the table, without the rows up to the padding's."""
     return int(config.get("max_position_embeddings", 1026)) - int(config.get("pad_token_id", 1)) - 1
 
 
@@ -275,7 +277,7 @@ KNOWN = {
             "AMPLIFY",
             "",
             ("decoder.", "layer_norm_2."),
-            _swiglu(turns_neighbours=True),
+            _swiglu(interleaved=True),
             trained=_amplify_trained,
             plain=_amplify_config,
             named=_swiglu_named("AMPLIFY"),
@@ -286,7 +288,7 @@ KNOWN = {
             "gLM2",
             "glm2.",
             ("lm_head.",),
-            _swiglu(turns_neighbours=False),
+            _swiglu(interleaved=False),
             trained=_glm2_trained,
             plain=_glm2_config,
             named=_swiglu_named("GLM2"),
@@ -298,29 +300,28 @@ KNOWN = {
 }
 
 
-PACKAGES_OF_THEIR_OWN = ("e1", "esm3", "evo", "evo2", "stripedhyena")
-"""Networks that are in their authors' packages alone."""
+UNSUPPORTED = ("e1", "esm3", "evo", "evo2", "stripedhyena")
+"""Model types whose network is only in a package of its authors."""
 
 
 class Facts(NamedTuple):
-    """What a folder's config says of its network."""
+    """The facts about a network in the config of its folder."""
 
     architecture: Architecture
     config: dict[str, Any]
     num_layers: int
     width: int
     max_tokens: int | None
-    """The tokens of a sequence, at most, special ones included; None where the network has no
-    limit."""
+    """Largest number of tokens per sequence, with special tokens; None: unlimited."""
     trained_tokens: int | None
-    """As many as it was trained with, where that is not `max_tokens` and is known."""
+    """Largest number of tokens per sequence in training; None: unknown, or `max_tokens`."""
 
 
 def facts_of(folder: Path) -> Facts:
-    """Return what the config in `folder` says; looks at no weights.
+    """Return the facts in the config of `folder`, without reading weights.
 
     Raises:
-        UserError: it is of an architecture that is not known, or lacks a number.
+        UserError: if the architecture is not supported, or the config lacks a number.
     """
     config = folders.config_of(folder)
     path = folder / CONFIG
@@ -348,7 +349,7 @@ def facts_of(folder: Path) -> Facts:
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
-    """Return the architecture of a network, by what its config says."""
+    """Return the architecture of the network with this config."""
     name = config["model_type"]
     if name == "bert" and MOSAIC_SIGN in config:
         return MOSAIC
@@ -367,12 +368,12 @@ def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def _why_not(config: Mapping[str, Any]) -> str:
-    """Return why an unknown network is not supported; "" for one that is."""
+    """Return why a network with another model_type is not supported; "" if it is."""
     own = "write a workload for it (docs/your-workload.md), or take an encoder"
     name = config["model_type"].lower()
     if name == "esmc":
         return "an ESM C, which is computed by workload: esmc"
-    if name in PACKAGES_OF_THEIR_OWN:
+    if name in UNSUPPORTED:
         return f"and its network is in its authors' package alone; {own}"
     reason = decoders.why_not(config)
     if reason is None:
@@ -381,7 +382,7 @@ def _why_not(config: Mapping[str, Any]) -> str:
 
 
 def _by_its_weights(facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
-    """Return the facts of the network that the weights are of, where its config does not tell."""
+    """Return the facts with the architecture of the weights, if the config leaves it open."""
     if facts.architecture is BERT and any(MOSAIC_NAME in name for name in tensors):
         return facts._replace(architecture=MOSAIC, max_tokens=None)
     if facts.architecture in (ESM, GATED_ESM):
@@ -400,13 +401,13 @@ def load(
     example: Tensor | None = None,
     gpu_layers: int | None = None,
 ) -> Encoder:
-    """Return the encoder in `folder`, its layers spread over `devices` and, behind the first
-    `gpu_layers`, the CPU. Its matrix products are in `dtype`. Of the tokens of an `example` (T), it
-    has what the last layer is in fp32.
+    """Return the encoder in `folder`, its layers spread over `devices`; layers after the first
+    `gpu_layers` are on the CPU. Its matrix products are in `dtype`. For an `example` (T) of tokens,
+    it has the last layer in fp32.
 
     Raises:
-        UserError: the checkpoint is not that of the config's network, a causal network does not
-            give what it should for the example, or its layers cannot be on several devices.
+        UserError: if the checkpoint does not fit the config, a causal network fails on the example,
+            or its layers cannot be on several devices.
     """
     import torch
 
@@ -421,14 +422,14 @@ def load(
         network, facts, device, spread.over(network, facts.num_layers, devices, gpu_layers)
     )
     if example is not None:
-        with _wide(network):
+        with _in_fp32(network):
             if dtype != torch.float32:
                 encoder.exact_TE = encoder.last_layer(example.to(device))
             if facts.architecture.is_causal:
                 _prove(folder, encoder, example.to(device))
-    _narrow(network, dtype)
+    _cast_products(network, dtype)
     if example is not None and facts.architecture.is_causal and dtype != torch.float32:
-        _settle(folder, encoder, example.to(device), dtype)
+        _set_autocast(folder, encoder, example.to(device), dtype)
     return encoder
 
 
@@ -436,7 +437,7 @@ def _filled(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> torch.
     """Return the network of a folder with its weights.
 
     Raises:
-        UserError: a tensor is missing, has another shape, or is one too many.
+        UserError: if a tensor is missing or unexpected, or has another shape.
     """
     from featuremill.workloads.encoder import causal
 
@@ -449,12 +450,12 @@ def _filled(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> torch.
             network, problems = _fitted(folder, facts, tensors, facts.architecture.build)
     except UserError:
         raise
-    except Exception as error:  # of a config that contradicts itself
+    except Exception as error:  # an inconsistent config may raise any exception
         raise UserError(
             f"{folder / CONFIG}: no {name} can be made of it ({one_line(str(error))[:200]}); take "
             "the config of the model."
         ) from None
-    details = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
+    details = [f"{what}: {_shortened(sorted(names))}" for what, names in problems.items() if names]
     if details:
         raise UserError(
             f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
@@ -469,8 +470,8 @@ def _fitted(
     tensors: Mapping[str, Tensor],
     build: Callable[[Mapping[str, Any]], torch.nn.Module],
 ) -> tuple[torch.nn.Module, dict[str, set[str]]]:
-    """Return the network of a config, and its missing, unexpected and wrongly shaped tensors. It
-    has its weights if there are none of these."""
+    """Return the network of a config, and its missing, unexpected and wrongly shaped tensors. If
+    there are none, the network has its weights."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
@@ -494,7 +495,7 @@ def _fitted(
 
 
 def _prove(folder: Path, encoder: Encoder, tokens_T: Tensor) -> None:
-    """Refuse a causal network that does not give what it should for an example."""
+    """Raise UserError if a causal network fails `causal.prove` on an example."""
     from featuremill.workloads.encoder import causal
 
     try:
@@ -505,8 +506,12 @@ def _prove(folder: Path, encoder: Encoder, tokens_T: Tensor) -> None:
         ) from None
 
 
-def _settle(folder: Path, encoder: Encoder, tokens_T: Tensor, dtype: torch.dtype) -> None:
-    """Have torch narrow what goes into each product where a network mixes both number types."""
+def _set_autocast(folder: Path, encoder: Encoder, tokens_T: Tensor, dtype: torch.dtype) -> None:
+    """Enable autocast for a causal network that fails without it, as it mixes dtypes.
+
+    Raises:
+        UserError: if the network fails with autocast, too.
+    """
     from featuremill.workloads.encoder import causal
 
     for encoder.cast_to in (None, dtype):
@@ -522,8 +527,8 @@ def _settle(folder: Path, encoder: Encoder, tokens_T: Tensor, dtype: torch.dtype
 
 
 @contextlib.contextmanager
-def _wide(network: torch.nn.Module) -> Iterator[None]:
-    """Make a network compute in fp32: narrower weights are cast for one product at a time."""
+def _in_fp32(network: torch.nn.Module) -> Iterator[None]:
+    """Compute in fp32 in the block: weights of each module are cast while it runs."""
     import torch
 
     kept: dict[torch.nn.Module, list[Tensor]] = {}
@@ -553,7 +558,7 @@ def _wide(network: torch.nn.Module) -> Iterator[None]:
 
 
 def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of the encoder, without heads, under their present names."""
+    """Return the tensors of the encoder, without heads, under the names in the network."""
     prefix, heads = facts.architecture.prefix, facts.architecture.heads
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -575,30 +580,30 @@ def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[
     return facts.architecture.named(renamed)
 
 
-def _some(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def _narrow(network: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Have the weights of the products of `network` in `dtype` and all else in fp32.
+def _cast_products(network: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast the weights of linear layers to `dtype`, and all others to fp32.
 
-    A product takes what it gets as `dtype` and hands `dtype` on; added to the residual stream that
-    becomes fp32 again, as embeddings and norms are. So the stream, norms and softmax are fp32.
+    A linear layer casts its input to `dtype` and returns `dtype`. Added to the residual stream, its
+    output becomes fp32 again. So the residual stream, norms and softmax are in fp32.
     """
     import torch
 
     last: list[Tensor] = []
 
     def as_dtype(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Query, key and value get the same tensor, which is made narrow once."""
+        """Cast the input; the input that query, key and value share is cast once."""
         if inputs[0].dtype == dtype:
             return inputs
         if not last or last[0] is not inputs[0]:
             last[:] = inputs[0], inputs[0].to(dtype)
         return (last[1], *inputs[1:])
 
-    # Products that fp16 cannot hold, by their authors' experience: of a T5, the last of a layer.
+    # Modules that their authors keep in fp32, as fp16 overflows: in a T5, the last of a layer.
     wide = getattr(network, "_keep_in_fp32_modules", None) or ()
     for name, module in network.named_modules():
         is_product = isinstance(module, torch.nn.Linear) or type(module).__name__ == CONV1D
@@ -613,27 +618,27 @@ def _narrow(network: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 class Encoder:
-    """A network with its weights, whatever its architecture."""
+    """A network of any known architecture, with its weights."""
 
     def __init__(
         self, network: torch.nn.Module, facts: Facts, device: torch.device, copies: Copies
     ) -> None:
-        """`device` is the first one, which takes tokens and returns hidden states; `copies` copies
-        between it and others."""
+        """`device` is the device of tokens and hidden states; `copies` copies between it and the
+        devices of other layers."""
         self.device = device
         self._copies = copies
         self.num_layers, self.width = facts.num_layers, facts.width
         self.exact_TE: Tensor | None = None
-        """The last layer of an example in fp32."""
+        """The last layer for the example, in fp32."""
         self.cast_to: torch.dtype | None = None
-        """The type of the inputs of products, if the weights do not settle it."""
+        """The dtype of autocast; None: disabled."""
         self.name = facts.architecture.name
         self.network = network
         self._is_of_transformers = facts.architecture.is_of_transformers
 
     @property
     def backend(self) -> str:
-        """What computes, for the receipt."""
+        """The network class and the device, for the receipt."""
         name = type(self.network).__name__
         where = self.device.type + self._copies.noted
         if not self._is_of_transformers:
@@ -645,17 +650,17 @@ class Encoder:
         return f"transformers {transformers.__version__} {name}, {kind}, {where}"
 
     def last_layer(self, tokens_T: Tensor) -> Tensor:
-        """Return what the last layer is of one sequence, (T, E) in fp32."""
+        """Return the last hidden state of one sequence, (T, E) in fp32."""
         layer = self.num_layers
         return self.hidden_states(tokens_T[None], None, [layer])[layer][0]
 
     def hidden_states(
         self, tokens_BT: Tensor, is_token_BT: Tensor | None, wanted: Collection[int]
     ) -> dict[int, Tensor]:
-        """Return hidden_BTE in fp32 of each wanted layer: 0 is the embedding, the last one has the
-        final norm applied where the network has one.
+        """Return hidden_BTE in fp32 of each wanted layer: 0 is the embedding, the last one includes
+        the final norm of the network, if it has one.
 
-        `is_token_BT` is False for filling, or None where there is none.
+        `is_token_BT` is False for padding; None: no padding.
         """
         import torch
 

@@ -1,8 +1,7 @@
-"""Causal networks of transformers, with the weights of a folder; and what each has to prove before
-it is used.
+"""Load causal networks of transformers, and check each on an example before it is used.
 
-transformers gives a checkpoint's tensors the names and the form that its network has, and lists
-what did not fit: that is refused. Filling stands behind the tokens, so no token sees it.
+transformers renames and reshapes a checkpoint's tensors for its network, and lists those that do
+not fit, which are refused. Padding follows the tokens, so no token attends to it.
 
 Shape legend: B sequences, H heads, K heads of keys, T tokens, D width of a head.
 """
@@ -28,18 +27,18 @@ HEADS = (
 """The prefixes of tensors of heads in checkpoints."""
 ATTENTION = "featuremill"
 PLAIN = "eager"
-"""transformers' name for attention by the plain sums, which each of its networks has."""
+"""transformers' name for attention without a fused kernel, which each of its networks has."""
 Result = TypeVar("Result")
 PARTS = "experts that do not become one tensor"
 MOST_OFF = 1e-4
-"""Relative L2, in fp32, of an example by torch's attention and by the plain sums, and of its first
-half alone and with the other half behind it."""
+"""Largest relative L2 difference in fp32: of an example with fused and with eager attention, and of
+its first half alone and within the whole."""
 
 
 def filled(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[torch.nn.Module, dict[str, set[str]]]:
-    """Return the network of a config with its weights in their widest number type, and the names of
+    """Return the network of a config with its weights in their widest dtype, and the names of
     missing, unexpected and wrongly shaped tensors."""
     import torch
     import transformers
@@ -53,7 +52,7 @@ def filled(
     for tensor in named_tensors.values():
         if tensor.is_floating_point():
             widest = torch.promote_types(widest, tensor.dtype)
-    loud = transformers.utils.logging.get_verbosity()
+    verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
         whole, loading = kind.from_pretrained(
@@ -67,7 +66,7 @@ def filled(
     except RuntimeError:
         return torch.nn.Module(), {PARTS: {"one is missing, unexpected or of another shape"}}
     finally:
-        transformers.utils.logging.set_verbosity(loud)
+        transformers.utils.logging.set_verbosity(verbosity)
     network: torch.nn.Module = whole.base_model
     own = next(f"{name}." for name, module in whole.named_modules() if module is network)
     return network, {
@@ -82,20 +81,20 @@ def filled(
 
 
 class Counted(NamedTuple):
-    """The size of a network, by transformers."""
+    """The numbers of parameters of a network, by transformers."""
 
     products: int
-    """Numbers of the products, each of which is a module; without the head."""
+    """Parameters of linear layers, without the head."""
     others: int
-    """The other numbers, without the head: experts are one tensor, and no module."""
+    """Other parameters, without the head; experts are among them, as they are no modules."""
     head: int
-    """The numbers of the head; 0 where it is the embedding."""
-    lays_out_scores: bool
-    """Whether attention goes by the plain sums, which have all scores at once."""
+    """Parameters of the head; 0 if it shares the embedding."""
+    has_all_scores: bool
+    """Whether attention is eager, which has all scores in memory at once."""
 
 
 def counted(config: Mapping[str, Any]) -> Counted:
-    """Return the size of the network of a config, without allocating memory for it."""
+    """Return the numbers of parameters of the network of a config, without allocating memory."""
     import torch
     import transformers
     from transformers.pytorch_utils import Conv1D
@@ -117,34 +116,33 @@ def counted(config: Mapping[str, Any]) -> Counted:
 
 
 def _attention_of(kind: Any, own_config: Any) -> str:
-    """Return the name of the attention for a kind of network: ours if it takes any, else SDPA or
-    eager."""
+    """Return the name of the attention for a class of networks: ours, SDPA or eager."""
     import transformers
     from transformers.masking_utils import sdpa_mask
 
     transformers.AttentionInterface.register(ATTENTION, _attention)
     transformers.AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    is_torch_s = kind._supports_sdpa
+    has_sdpa = kind._supports_sdpa
     if kind._supports_attention_backend and (
-        is_torch_s or getattr(own_config, "attn_logit_softcapping", None)
+        has_sdpa or getattr(own_config, "attn_logit_softcapping", None)
     ):
         return ATTENTION
-    return "sdpa" if is_torch_s else PLAIN
+    return "sdpa" if has_sdpa else PLAIN
 
 
-class NotProven(Exception):  # noqa: N818  (no error: it is what an example has to say)
-    """Why a network is not used."""
+class NotProven(Exception):  # noqa: N818  (a result, not an error)
+    """A network fails the check; the message has the reason."""
 
 
 def tried(compute: Callable[[], Result]) -> Result:
     """Return what `compute` returns.
 
     Raises:
-        NotProven: it raises anything that is not about the device.
+        NotProven: if it raises an error that is not one of the device.
     """
     try:
         return compute()
-    except Exception as error:  # whatever a network does with what it is given
+    except Exception as error:  # a network may raise any exception
         if is_out_of_memory(error) or is_device_error(error):
             raise
         detail = f"{type(error).__name__}: {one_line(str(error))[:200]}"
@@ -152,18 +150,17 @@ def tried(compute: Callable[[], Result]) -> Result:
 
 
 def prove(encoder: Any, tokens_T: Tensor) -> None:
-    """Compute an example in fp32 whole, half, and by the plain sums, and compare each layer. The
-    `encoder` is one of `architectures`.
+    """Compute an example in fp32 whole, its first half, and with eager attention, and compare each
+    layer. The `encoder` is an `architectures.Encoder`.
 
     Raises:
-        NotProven: it cannot be computed, the states are not there as other networks have them, or
-            they differ.
+        NotProven: if that fails, states have another shape, or they differ.
     """
     config = encoder.network.config
     layers, half = range(encoder.num_layers + 1), max(1, len(tokens_T) // 2)
     own = config._attn_implementation
     whole = tried(lambda: encoder.hidden_states(tokens_T[None], None, layers))
-    begun = tried(lambda: encoder.hidden_states(tokens_T[None, :half], None, layers))
+    first_half = tried(lambda: encoder.hidden_states(tokens_T[None, :half], None, layers))
     config._attn_implementation = PLAIN
     plain = tried(lambda: encoder.hidden_states(tokens_T[None], None, layers))
     config._attn_implementation = own
@@ -173,10 +170,10 @@ def prove(encoder: Any, tokens_T: Tensor) -> None:
             raise NotProven(f"layer {layer} has {whole[layer].shape[-1]:,} numbers a token")
         for what, ours, theirs in (
             ("the plain sums give other values", whole[layer], plain[layer]),
-            ("a token sees those behind it", begun[layer], whole[layer][:, :half]),
+            ("a token sees those behind it", first_half[layer], whole[layer][:, :half]),
         ):
             off = float((ours - theirs).norm() / theirs.norm())
-            if not off <= MOST_OFF:  # also where it is not a number
+            if not off <= MOST_OFF:  # also true for NaN
                 raise NotProven(f"{what} (layer {layer}, relative error {off:.1g})")
 
 
@@ -189,8 +186,8 @@ def _attention(
     softcap: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return what transformers' attention returns, (B, T, H, D). Queries and keys, which were
-    turned in fp32, get the type of the values; some networks bend their scores."""
+    """Return attention (B, T, H, D) as transformers expects it. Queries and keys, which were
+    rotated in fp32, are cast to the dtype of the values; some networks cap their scores."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     query_BHTD, key_BKTD = query_BHTD.to(value_BKTD.dtype), key_BKTD.to(value_BKTD.dtype)
@@ -199,10 +196,12 @@ def _attention(
             module, query_BHTD, key_BKTD, value_BKTD, attention_mask, **more
         )
         return output
-    return _bent(query_BHTD, key_BKTD, value_BKTD, attention_mask, softcap, more["scaling"]), None
+    return _softcapped(
+        query_BHTD, key_BKTD, value_BKTD, attention_mask, softcap, more["scaling"]
+    ), None
 
 
-def _bent(
+def _softcapped(
     query_BHTD: Tensor,
     key_BKTD: Tensor,
     value_BKTD: Tensor,
@@ -210,8 +209,8 @@ def _bent(
     softcap: float,
     scaling: float,
 ) -> Tensor:
-    """Return attention (B, T, H, D) whose scores do not exceed `softcap`, with its softmax in
-    fp32. `sees` is True where a token sees another one; None: where that is not behind it."""
+    """Return attention (B, T, H, D) with scores capped at `softcap` and its softmax in fp32. `sees`
+    is True where a token attends to another; None: causal."""
     times = query_BHTD.shape[1] // key_BKTD.shape[1]
     key_BHTD, value_BHTD = (each.repeat_interleave(times, 1) for each in (key_BKTD, value_BKTD))
     scores_BHTT = (query_BHTD @ key_BHTD.transpose(2, 3)).float() * scaling

@@ -1,4 +1,4 @@
-"""A text as one message of a user, in the chat template of a model's folder; runs no code of it."""
+"""Put a text as one user message into the chat template of a model's folder; runs no code of it."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 __all__ = ["MADE_UP", "check", "in_common", "opened", "template_of", "tokenizer_of", "tokens"]
 JINJA, CONFIG, OF_PROCESSOR = "chat_template.jinja", "tokenizer_config.json", "chat_template.json"
 MADE_UP = ("a", "7 Z")
-"""Texts that begin and end differently."""
+"""Two texts with different first and last characters."""
 TRIAL = "Quick-zephyrs-7"
-"""A text that no template contains."""
+"""A text that is in no template."""
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """The variables of special tokens in a template."""
 TODAY = date(2025, 1, 1)
-"""The date in templates that show one: nothing may depend on the day."""
+"""The date in templates with a date, so that results do not depend on the day."""
 DIRECTIVES = ("%Y", "%y", "%B", "%b", "%m", "%d", "%-d", "%A", "%a", "%H", "%M", "%S")
-"""Directives of strftime in such templates."""
+"""The strftime directives that are replaced in templates."""
 AS_PARTS = (
     "{% set messages = [{'role': 'user', 'content': "
     "[{'type': 'text', 'text': messages[0]['content']}]}] %}"
 )
-"""Gives the text as templates of networks that also take images want it."""
+"""A prefix for templates of multimodal networks, which expect a list of content parts."""
 WITHOUT_THINKING = "{% set enable_thinking = false %}"
 OPEN_THINKING = re.compile(r"<((?:\w+:)?think(?:ing)?)>\s*\Z")
-"""The end of a prompt after which a network writes what it thinks."""
+"""The end of a prompt that opens a thinking block."""
 
 
 def check(folder: Path, is_answered: bool = False) -> None:
-    """Raise UserError where `template_of` would; do nothing where transformers is not installed."""
+    """Raise UserError if `template_of` would; do nothing if transformers is not installed."""
     if find_spec("transformers"):
         template_of(folder, is_answered)
 
 
 def template_of(folder: Path, is_answered: bool = False) -> str:
-    """Return the chat template of a folder, in the form in which a text comes out of it once. Where
-    the reply `is_answered` by a network, that begins it without thinking.
+    """Return the chat template of a folder, in the form that renders a text exactly once. If the
+    prompt `is_answered`, the template closes or disables thinking.
 
     Raises:
-        UserError: there is none, or it does not take one message of a user.
+        UserError: if there is none, or it does not accept one user message.
     """
     template = _without_clock(_read(folder))
     if is_answered:
@@ -106,7 +106,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _rendered(folder: Path, template: str) -> str:
-    """Return what the template makes of TRIAL; raise UserError with its own reason."""
+    """Return TRIAL rendered by the template; raise UserError with the template's reason."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     config, special = _settings(folder / CONFIG), dict[str, str]()
@@ -125,7 +125,7 @@ def _rendered(folder: Path, template: str) -> str:
 
 @contextmanager
 def _refusing(folder: Path) -> Iterator[None]:
-    """Raise UserError where a template raises anything, of a made-up text."""
+    """Turn any exception of a template in the block into a UserError."""
     try:
         yield
     except Exception as error:
@@ -150,10 +150,10 @@ def opened(folder: Path, is_answered: bool = False) -> PreTrainedTokenizerFast:
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
-    """Return transformers' tokenizer of a folder.
+    """Return transformers' fast tokenizer of a folder.
 
     Raises:
-        UserError: there is none, or it is of the slow kind.
+        UserError: if there is none, or only a slow one.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -1,8 +1,7 @@
-"""What a load looks at before anything is computed: that filling changes no values, and how far
-16 bits move them.
+"""Checks of a loaded network on an example: padding changes no values, 16 bits change them little.
 
-A network that lets tokens attend to filling, or counts positions from the wrong end, gives numbers
-that look like any others.
+The wrong values of a network that attends to padding, or counts positions from the wrong end, would
+not be noticed otherwise.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 __all__ = ["padding"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BOUNDS = {"bf16": 3e-2, "fp16": 5e-3, "fp32": 1e-5}
-"""Relative L2 that the same sequence alone and beside a longer one may lie apart."""
+"""Largest relative L2 difference of a sequence alone and in a batch with a longer one, by dtype."""
 TOKEN_COSINE = 0.9995
-"""With fp32, of a token in 16 bits, on average: what an audit asks for, and what ESM-2 keeps."""
+"""Smallest mean cosine of token vectors in 16 bits with fp32, as in `featuremill audit`."""
 LETTERS = {
     "proteins": b"MKTAYIAKQRQISFVKSHFS",
     "nucleotides": b"ACGTTGCAAGCTTAGGCATC",
@@ -30,7 +29,7 @@ LETTERS = {
 }
 log = logging.getLogger("featuremill.encoder")
 SHORT, LONG, ROOM = 19, 40, 1024
-"""Letters of the two, and more tokens than both have together."""
+"""Letters of both examples, and a token limit above both."""
 
 
 def examples(vocabulary: Vocabulary, alphabet: str) -> tuple[Ids, Ids]:
@@ -43,7 +42,7 @@ def padding(encoder: Encoder, vocabulary: Vocabulary, short: Ids, long: Ids, dty
     """Compute a short sequence alone and beside a long one, and compare.
 
     Raises:
-        WorkloadError: they differ, or values are not finite.
+        WorkloadError: if they differ, or values are not finite.
     """
     layer = encoder.num_layers
     states = []
@@ -56,7 +55,7 @@ def padding(encoder: Encoder, vocabulary: Vocabulary, short: Ids, long: Ids, dty
         states.append(hidden[group.places.index(0), : len(short)])
     alone_TE, beside_TE = states
     off = float((alone_TE - beside_TE).norm() / alone_TE.norm())
-    if not off <= BOUNDS[dtype]:  # also where it is not a number
+    if not off <= BOUNDS[dtype]:  # also true for NaN
         raise WorkloadError(
             f"{encoder.backend}: the same sequence has other values beside a longer one (relative "
             f"error {off:.1g}, at most {BOUNDS[dtype]:g}), or none; nothing was computed: "
@@ -65,7 +64,7 @@ def padding(encoder: Encoder, vocabulary: Vocabulary, short: Ids, long: Ids, dty
 
 
 def precision(encoder: Encoder, example: Ids, dtype: str) -> None:
-    """Warn where 16 bits move the vectors of an example further than they move those of ESM-2."""
+    """Warn if vectors of an example in 16 bits differ more from fp32 than those of ESM-2."""
     assert encoder.exact_TE is not None
     layer = encoder.num_layers
     tokens_BT = torch.from_numpy(example)[None].to(encoder.device)

@@ -1,4 +1,4 @@
-"""The columns of a part: their names and types. No torch here."""
+"""The columns of a part, their names and types, and a batch of rows. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["batch", "schema"]
 
 
 def schema(options: Options, width: int, is_by_letter: bool) -> pa.Schema:
-    """Return the columns: for each layer its pooled vectors, then those of the sequence's own
-    tokens, which are residues where each letter has one."""
+    """Return the columns: for each layer the pooled vectors, then the vectors of own tokens, called
+    residues if each letter is a token."""
     fields: dict[str, pa.DataType] = {}
     vector = pa.list_(pa.float32(), width)
     number = pa.float16() if options.output_dtype == "float16" else pa.float32()
@@ -27,8 +27,8 @@ def schema(options: Options, width: int, is_by_letter: bool) -> pa.Schema:
 
 
 def batch(values: Sequence[Matrix], num_own: Sequence[int], columns: pa.Schema) -> pa.RecordBatch:
-    """Return one row a record from a layer's values after the other's; `num_own` are the records'
-    own tokens."""
+    """Return a batch with a row per record; `values` are those of each column, and `num_own` the
+    number of own tokens of each record."""
     arrays = [
         lists_of_vectors(rows, num_own) if pa.types.is_list(field.type) else vectors(rows)
         for field, rows in zip(columns, values, strict=True)

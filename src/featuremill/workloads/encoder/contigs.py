@@ -1,11 +1,11 @@
-"""Contigs for gLM2: proteins in capitals and the bases between them in small letters, each element
-behind the strand that it is on.
+"""Read contigs for gLM2: proteins in capitals and bases between them in small letters, each element
+after its strand.
 
-Of flat files an entry is a contig, made as the authors made those of the training (TattaBio/OMG,
-scripts jgi_preprocessor.py, omg_generator.py, tokenize_omg.py): each CDS with a /translation is a
-protein on its strand, in the order of the left ends; the bases that no CDS covers, from the first
-CDS to the last, are stretches of the + strand, whatever else is annotated in them. The <+> before
-these is that of the model's card; tokenize_omg.py has none there.
+An entry of a flat file is a contig. It is converted like the training data (TattaBio/OMG, scripts
+jgi_preprocessor.py, omg_generator.py, tokenize_omg.py): each CDS with a /translation is a protein
+on its strand, in the order of the left ends. Bases that no CDS covers, between the first and the
+last CDS, are elements of the + strand. Their <+> is as in the model's card; tokenize_omg.py writes
+none there.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def clean(letters: str) -> Cleaned:
 
 
 def _element(element: str, strand: str) -> Cleaned:
-    """Return the letters of an element; for a wrong one a head of `WRONG_ELEMENT`, with a detail as
-    note."""
+    """Return the letters of an element, or a head of `WRONG_ELEMENT` with a detail as note."""
     if not element.strip("*"):
         return Cleaned(b"", EMPTY)
     small = element.islower()
@@ -97,7 +96,7 @@ def _element(element: str, strand: str) -> Cleaned:
 
 
 def _names(names: Sequence[str]) -> list[str]:
-    """Return a name for each element: its own if it is unique and no number, else its number."""
+    """Return a name for each element: its own if unique and not a number, else its number."""
     counts = Counter(names)
     return [
         name if counts[name] == 1 and not name.isdecimal() and not wrong_id(name) else str(number)
@@ -106,8 +105,8 @@ def _names(names: Sequence[str]) -> list[str]:
 
 
 def fitted(records: Iterator[Record], options: Options) -> Iterator[Record]:
-    """Yield contigs of which the network sees all: longer ones as `long` says, cut between their
-    elements. Names become ids, `<id>/<name>`."""
+    """Yield contigs that fit the network; longer ones are cut between elements, by the option
+    `long`. Names of elements become ids, `<id>/<name>`."""
     most = options.max_residues
     for record in records:
         if record.reason:
@@ -126,7 +125,7 @@ def _cut(
     record: Record, letters: bytes, ids: Sequence[str], most: int, options: Options
 ) -> Iterator[Record]:
     """Yield the windows of a contig with more than `most` tokens. Without `split`, yield the first
-    window, and the elements behind it as refused records."""
+    window, and the elements after it as refused records."""
     elements = [
         letters[match.start() - 1 : match.end()]
         for match in joined.STRETCH[joined.STRANDS].finditer(letters)
@@ -163,21 +162,21 @@ def _cut(
 
 
 class Coding(NamedTuple):
-    """A protein that an entry codes."""
+    """A protein that is coded in an entry."""
 
     start: int
-    """Its left end, from 0."""
+    """The left end of the CDS, from 0."""
     strand: str
     stretches: list[tuple[int, int]]
-    """The bases that it covers: [start, end) from 0."""
+    """The covered bases: [start, end) from 0."""
     names: list[str]
-    """The surest first."""
+    """Possible names, the preferred one first."""
     letters: str
 
 
 def of_entry(entry: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield id, description and elements of an entry that Biopython read; no elements where it has
-    no sequence, or no CDS with a /translation."""
+    """Yield the id, description and elements of an entry that Biopython read. The elements are ""
+    if it has no sequence or no CDS with a /translation."""
     codings = list(_codings(entry)) if entry.seq.defined else []
     elements = [(each.start, 0, each.strand, each.names, each.letters) for each in codings]
     covered = sorted(stretch for each in codings for stretch in each.stretches)
@@ -208,16 +207,16 @@ def _codings(entry: Any) -> Iterator[Coding]:
         if not parts or not all(
             isinstance(end, int) for part in parts for end in (part.start, part.end)
         ):
-            yield Coding(0, "+", [], names, "")  # it cannot be placed, so the contig is refused
+            yield Coding(0, "+", [], names, "")  # no position, so the contig is refused
             continue
         parts = [part for part in parts if not part.ref]
-        if not parts:  # of another entry
+        if not parts:  # all in another entry
             continue
         is_minus = parts[0].strand == -1
         if is_minus:
             parts = parts[::-1]
         stretches = [(int(part.start), int(part.end)) for part in parts]
-        if stretches == sorted(stretches):  # else it goes on behind the end of a circle
+        if stretches == sorted(stretches):  # else it crosses the origin of a circular entry
             stretches = [(stretches[0][0], max(end for _, end in stretches))]
         names.append(f"{stretches[0][0] + 1}-{stretches[-1][1]}")
         letters = qualifiers.get("translation", "").upper()

@@ -1,6 +1,6 @@
-"""What the config of a causal network says: a token sees those before it alone. No torch.
+"""Read the config of a causal network without torch: positions, usual keys, tensor names.
 
-The config of a network that is not among the KNOWN is read by transformers. `causal` builds them.
+The config of a network that is not KNOWN is read by transformers. `causal` builds the networks.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ KNOWN = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "phi3"),
     *("gpt2", "gpt_neox"),
 )
-"""The model_types whose configs are read here."""
+"""The model_types whose configs are read without transformers."""
 USUAL = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size"),
     *("max_position_embeddings", "vocab_size", "hidden_act", "rope_parameters"),
     *("attn_logit_softcapping", "moe_intermediate_size", "num_experts_per_tok", "state_size"),
 )
-"""Keys that transformers has for any network, whatever its config calls them."""
+"""Keys that transformers has for every network, under any name in its config."""
 SPELLED_OUT = "__float__"
-"""The key of an object that stands for a number which JSON has not, such as Infinity."""
+"""The key of an object for a number that JSON lacks, such as Infinity."""
 NOT_GATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "codegen")
 OF_TEXT = re.compile(r"^language_model\.(model\.)?")
-"""The prefix of the text model's tensors in a network that also takes images."""
+"""The prefix of the text model's tensors in a multimodal network."""
 IDLE = re.compile(
     r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$|\.attention\.rotary_emb\."
 )
-"""Tables that checkpoints of older releases hold, and that the network makes for itself."""
+"""Buffers in older checkpoints, which the network computes itself."""
 BY_LENGTH = ("dynamic", "longrope")
-"""Rotations that change where a batch has a longer sequence than the network was trained with
-first."""
-TURNED = tuple(name for name in KNOWN if name != "gpt2")
-"""The architectures with rotary positions, also where their config does not mention them."""
+"""Types of rotary positions that change for sequences longer than in the original training."""
+ROTARY = tuple(name for name in KNOWN if name != "gpt2")
+"""The architectures with rotary positions, even if their config lacks the keys."""
 GPT2_KEYS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -52,8 +51,8 @@ GPT2_KEYS = {
 
 
 def why_not(config: Mapping[str, Any]) -> str | None:
-    """Return why transformers computes no causal network of a config that is not among the KNOWN;
-    "" where it does, None where it knows none of that model_type."""
+    """Return why transformers has no causal network for a config that is not KNOWN; "" if it has
+    one, None if it lacks the model_type."""
     if find_spec("transformers") is None:
         return None
     from transformers.models.auto import modeling_auto
@@ -67,7 +66,7 @@ def why_not(config: Mapping[str, Any]) -> str | None:
         return f"saved as {saved[0]}, which is no causal network"
     try:
         own = transformers_config(config)
-    except Exception as error:  # of a config that contradicts itself
+    except Exception as error:  # an inconsistent config may raise any exception
         return f"and transformers cannot read it ({one_line(str(error))[:200]})"
     if own.is_encoder_decoder or not getattr(own, "is_decoder", True):
         return "no network whose tokens see those before them alone"
@@ -82,7 +81,7 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Return what JSON has of a config with the numbers that transformers spells out in it."""
+    """Return a value of a config with the numbers that transformers writes as objects."""
     if isinstance(value, Mapping):
         if value.keys() == {SPELLED_OUT}:
             return float(value[SPELLED_OUT])
@@ -91,7 +90,7 @@ def _numbers(value: Any) -> Any:
 
 
 def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a network; of one that also takes images, the text's part."""
+    """Return the config of a network, or of the text part of a multimodal network."""
     if isinstance(text := config.get("text_config"), Mapping):
         config = {"model_type": f"{config['model_type']}_text", **text}
     return dict(config)
@@ -106,30 +105,29 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     elif config["model_type"] not in KNOWN:
         config |= _usual(config)
     if config.get("quantization_config"):
-        raise UserError("its weights are quantised, and products are computed of whole numbers")
+        raise UserError("its weights are quantised, and only unquantised weights are computed")
     return {"vocab_size": 0, **config}
 
 
 def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the common keys of a config with the values that transformers gives them."""
+    """Return the USUAL keys with the values that transformers reads from the config."""
     own = transformers_config(config)
     values = {key: getattr(own, key, None) for key in USUAL}
     return {key: value for key, value in values.items() if value is not None}
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a sequence may have: where the rotation depends on the longest
-    sequence of a batch, as many as do not change it; where there is no rotation, as many as the
-    config names, since positions may be a table; None where nothing ends."""
-    if any(_rotations(config)) or config["model_type"] in TURNED:
+    """Return the largest number of tokens per sequence; None: unlimited. With rotary positions that
+    depend on the longest sequence of a batch, it is the length that does not change them; without
+    rotary positions, that in the config, since positions may be a table."""
+    if any(_rotations(config)) or config["model_type"] in ROTARY:
         return unchanged_up_to(config)
     most = config.get("max_position_embeddings", 1024 if config["model_type"] == "gpt2" else None)
     return int(most) if most else None
 
 
 def unchanged_up_to(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens the longest sequence of a batch may have before it changes the
-    rotation of all; None where none does."""
+    """Return the longest sequence that leaves rotary positions of its batch unchanged, or None."""
     for rotation in _rotations(config):
         if rotation.get("rope_type", rotation.get("type")) in BY_LENGTH:
             name = "original_max_position_embeddings"
@@ -140,13 +138,13 @@ def unchanged_up_to(config: Mapping[str, Any]) -> int | None:
 
 
 def trained(config: Mapping[str, Any]) -> int | None:
-    """Return with how many tokens a sequence it was trained, where there could be more."""
+    """Return the number of tokens per sequence in training, if `positions` sets no limit."""
     most = config.get("max_position_embeddings")
     return int(most) if most and positions(config) is None else None
 
 
 def _rotations(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the settings of rotary positions: of all layers, or of each kind of layer."""
+    """Yield the settings of rotary positions, for all layers or for each type of layer."""
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rotation := config.get(name), Mapping):
             yield rotation
@@ -154,7 +152,7 @@ def _rotations(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors under the names that they have in the network."""
+    """Return a checkpoint's tensors under their names in the network."""
     return {
         OF_TEXT.sub("", name): tensor for name, tensor in tensors.items() if not IDLE.search(name)
     }

@@ -1,6 +1,5 @@
-"""FASTA in which `#` is a letter, that of a residue without a known structure, also where a line
-begins; in other FASTA it marks a comment there (`featuremill.inputs.fasta`). A strand (`<+>`) that
-was wrapped between two lines is one."""
+"""Read FASTA in which `#` is the letter of an unknown structure, even at the beginning of a line,
+where other FASTA has comments (`featuremill.inputs.fasta`). A strand (`<+>`) may be wrapped."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from featuremill.inputs.kinds import Sequences
 from featuremill.workload import Record
 
 OPEN = re.compile("<[+-][^<>]{0,200}$")
-"""How letters end in the middle of a strand: the next line may begin with its '>'."""
+"""The end of a line that breaks within a strand: the next line may begin with its '>'."""
 NEXT = re.compile(">[A-Za-z*]*(<([+-].*)?)?")
-"""How that line goes on."""
+"""The form of that next line."""
 WHITE = " \t\ufeff"
-"""White space before a line, with BOMs of concatenated files."""
+"""Whitespace before a line, and BOMs of concatenated files."""
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
@@ -47,8 +46,8 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
 
 
 def _goes_on(lines: list[str], line: str) -> bool:
-    """Return whether `line`, which begins with '>', is that of a wrapped sequence: the one before
-    is as long as the first, and it is not longer."""
+    """Return whether `line`, which begins with '>', continues a wrapped sequence: the line before
+    it is as long as the first, and it is not longer."""
     width = len(lines[-1])
     return len(lines[0]) == width >= len(line) and NEXT.fullmatch(line) is not None
 

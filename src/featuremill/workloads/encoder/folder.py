@@ -1,7 +1,4 @@
-"""Reading an encoder's folder: its config, and the tensors of its checkpoint. Runs nothing of it.
-
-Knows no architecture.
-"""
+"""Read the config and the tensors of an encoder's folder; runs no code of it."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Return the config of the encoder in `folder`.
 
     Raises:
-        UserError: there is none, or it is not what Hugging Face writes.
+        UserError: if there is none, or it lacks the keys that Hugging Face writes.
     """
     if folder.is_file():
         raise UserError(
@@ -45,8 +42,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of the checkpoint in `folder` by their names there, memory-mapped where
-    the format allows it. Of a pickle nothing but tensors and containers is built."""
+    """Return the tensors of the checkpoint in `folder` by name, memory-mapped if the format allows
+    it. A pickle is read with `weights_only=True`."""
     tensors: dict[str, Tensor] = {}
     for path in checkpoint_files(folder):
         own = _opened(path)
@@ -66,7 +63,7 @@ def _opened(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # bytes that are no checkpoint can end in any exception there is
+    except Exception as error:  # other files may raise any exception
         if is_pointer(path):
             raise UserError(f"{path}: {NO_WEIGHTS}.") from None
         reason = one_line(str(error)).partition(". ")[0][:120]

@@ -1,8 +1,8 @@
-"""What `foldseek structureto3didescriptor` writes: a line a chain, without names of columns.
+"""Read the output of `foldseek structureto3didescriptor`, a table without header, a line per chain.
 
-A line has, with a tab between, the name (the file's, and the chain behind `_`; then maybe a title),
-the residues, their 3Di letters, and numbers: ten of each residue, which its letter was made of, or
-coordinates (Foldseek's `src/strucclustutils/structureto3didescriptor.cpp`).
+The columns are separated by tabs: the name (file name, `_`, chain; an optional title), the
+residues, their 3Di letters, and numbers: ten descriptors or three coordinates per residue
+(Foldseek's `src/strucclustutils/structureto3didescriptor.cpp`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OF_FILE = re.compile(r"(.+?)(\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)(?:_(.+))
 BARE = re.compile(r"(.+)()_(\w{1,4})")
 NUMBERS_A_RESIDUE = (3, 10)
 LEAST_RESIDUES = 9
-"""The residues of a line without numbers, at least: column names are shorter or unequal."""
+"""Smallest number of residues of a line without numbers; column names are shorter or unequal."""
 
 
 class Chain(NamedTuple):
@@ -33,13 +33,13 @@ class Chain(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A name of Foldseek taken apart."""
+    """The parts of a name that Foldseek writes."""
 
     stem: str
     suffix: str
-    """The ending of the structure's file name; "" where the name has none."""
+    """The suffix of the structure's file name; "" if the name has none."""
     chain: str
-    """The letters behind the last `_`, which need be no chain where no suffix is told."""
+    """The letters after the last `_`; without a suffix, these may not be a chain."""
 
 
 def named(name: str) -> Named:
@@ -49,7 +49,7 @@ def named(name: str) -> Named:
 
 
 def takes(path: Path) -> bool:
-    """Tell whether the file at `path` begins as a descriptor does."""
+    """Return whether the first line of the file at `path` is that of a descriptor."""
     if path.suffix in (".parquet", ".pq"):
         return False
     try:
@@ -78,9 +78,9 @@ def read(path: Path) -> Iterator[Chain]:
 
 
 def also_called(names: Iterable[str]) -> dict[str, str]:
-    """Return other names that records may use for these `names`: without the file suffix, without
-    the only chain of a file, or the accession of an AlphaFold file. Ambiguous names are left
-    out."""
+    """Return for other names that records may use the one of `names`: without the file suffix,
+    without the only chain of a file, or the accession of an AlphaFold file. Ambiguous names are
+    left out."""
     each = {name: named(name) for name in names}
     num_chains = Counter(parts.stem for parts in each.values())
     meant: dict[str, set[str]] = {}

@@ -1,8 +1,8 @@
-"""transformers' ESM with the feed-forward part of the Nucleotide Transformer 2: a SwiGLU.
+"""transformers' ESM with the feed-forward layers of the Nucleotide Transformer 2: a SwiGLU.
 
-The published model brings code of its own, which is never run here. It differs from transformers'
-ESM in two products of each layer: one gives gate and value next to each other (the Swish of the one
-times the other; Shazeer 2020), and neither has a bias where the config says `add_bias_fnn: false`.
+The published model has code of its own, which is never run here. It differs from transformers' ESM
+in two linear layers of each block: the first returns gate and value side by side (Shazeer 2020),
+and neither has a bias if the config has `add_bias_fnn: false`.
 
 Shape legend: B sequences, T tokens of the longest, E width, I inner width.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Gated(nn.Module):
-    """From the width to the inner width, under the published name."""
+    """The gated linear layer from the width to the inner width, under the published name."""
 
     def __init__(self, width: int, inner: int, bias: bool) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Gated(nn.Module):
 
 
 def with_gates(network: Any, bias: bool) -> Any:
-    """Return the EsmModel `network` with gated feed-forward parts, to be filled with weights."""
+    """Return the EsmModel `network` with gated feed-forward layers, without weights."""
     width, inner = network.config.hidden_size, network.config.intermediate_size
     for layer in network.encoder.layer:
         layer.intermediate = Gated(width, inner, bias)

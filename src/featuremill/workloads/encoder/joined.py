@@ -1,8 +1,8 @@
 """Records of several parts in one sequence of tokens: elements of a contig, chains of a pair.
 
-In the letters of a payload one byte, the joint, stands where the network has a special token: in
-front of each element its strand, between chains what ends a sequence. So each byte is a token, and
-a part is a stretch between joints. Until `split`, the ids of parts follow behind a line break.
+In the letters of a payload, a byte called joint represents each special token: the strand before an
+element, or the separator between chains. So each byte is a token, and a part is the letters between
+joints. Until `split`, the ids of the parts follow after a line break.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ STRETCH = {STRANDS: re.compile(rb"[^+-]+"), BETWEEN: re.compile(rb"[^|]+")}
 
 
 def joints_of(options: Options) -> bytes:
-    """Return the bytes that stand for special tokens in payloads; none where records are no
-    parts."""
+    """Return the bytes of special tokens in payloads; b"" if records have one part."""
     if options.alphabet == "contigs":
         return STRANDS
     return BETWEEN if options.paired else b""
 
 
 def with_joints(words: Vocabulary, ids: Mapping[int, int]) -> Vocabulary:
-    """Return a vocabulary of letters in which these bytes have the ids of special tokens."""
+    """Return the vocabulary with the `ids` of special tokens, by byte, added to its letters."""
     own_of_letters = words.own
 
     def own(letters: bytes) -> Ids:
@@ -57,33 +56,31 @@ def with_joints(words: Vocabulary, ids: Mapping[int, int]) -> Vocabulary:
 
 
 def named(letters: bytes, names: Sequence[str]) -> bytes:
-    """Return a payload of `letters` whose parts, in order, have these names (or ids)."""
+    """Return a payload of `letters` with the names (or ids) of its parts, in order."""
     return Parts(letters, "\t".join(names).encode()).payload
 
 
 def parts_named(payload: bytes) -> tuple[bytes, list[str]]:
-    """Return the letters and the names that `named` put together."""
+    """Return the letters and the names in a payload of `named`."""
     letters, names, _ = parts_of(payload)
     return letters, names.decode().split("\t")
 
 
 def places(parts: Parts, options: Options) -> list[int]:
-    """Return where the letters of a record that have vectors stand, from 0: all but joints, and of
-    a part its own alone."""
+    """Return the positions, from 0, of a record's own letters, without joints."""
     begin, end = parts.tokens if parts.region else (0, len(parts.letters))
     joints = joints_of(options)
     return [at for at in range(begin, end) if parts.letters[at] not in joints]
 
 
 def num_own(parts: Parts, options: Options) -> int:
-    """Return how many letters of a record have vectors."""
+    """Return the number of letters of a record that have vectors."""
     begin, end = parts.tokens if parts.region else (0, len(parts.letters))
     return len(parts.letters[begin:end].translate(None, joints_of(options)))
 
 
 def share(parts: Parts, options: Options, num_tokens: int) -> int:
-    """Return what one of the records of a sequence costs, of which the network sees the sequence
-    once for all: as many as it has parts, and the whole."""
+    """Return the cost of a record: a whole and its `parts` share a sequence of `num_tokens`."""
     if not options.parts:
         return num_tokens
     num_records = len(STRETCH[joints_of(options)].findall(parts.letters)) + 1
@@ -91,8 +88,8 @@ def share(parts: Parts, options: Options, num_tokens: int) -> int:
 
 
 def split(records: Iterator[Record], options: Options) -> Iterator[Record]:
-    """Yield the records whose payloads `named` made; with `parts` each as a whole, and behind it
-    its parts."""
+    """Yield the records, whose payloads are of `named`, without names; with `parts`, each whole is
+    followed by its parts."""
     for record in records:
         if record.reason:
             yield record

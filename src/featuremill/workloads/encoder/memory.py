@@ -1,7 +1,7 @@
-"""How much memory an encoder takes, from its config and the tokens of a batch, before it runs.
+"""Estimate the memory of an encoder from its config and the tokens of a batch.
 
-No torch, except for a network that is not among the KNOWN of `decoders`.
-tests/test_encoder_workload.py holds it against measured peaks on a CPU.
+Imports no torch, except for a causal network that is not KNOWN in `decoders`.
+tests/test_encoder_workload.py compares the estimates with measured peaks on a CPU.
 """
 
 from __future__ import annotations
@@ -19,49 +19,50 @@ NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FILE_BYTES = {"float16": 2, "bfloat16": 2}
 FLOAT_BYTES = 4
 ACTIVATIONS_IN_STEPS = {"gelu_new": 4}
-"""Activations that are computed in several operations, and how many of their tensors live."""
+"""Activations that take several operations, and the number of their tensors alive at once."""
 STATES_AT_ONCE = 3
-"""Tensors of all states of a recurrent layer that live at once, where no kernel of its own is."""
+"""Number of tensors of all states of a recurrent layer alive at once, without a fused kernel."""
 SLACK = 1.1
-"""The factor for memory that the allocator rounds up and cannot use."""
+"""Factor for rounding and fragmentation of the allocator."""
 CPU_PROCESS_MB = 500
-"""Python, torch, transformers and the matrix library's own buffers: measured."""
+"""Measured memory of Python, torch, transformers and buffers of the matrix library."""
 CUDA_PROCESS_MB = 750
-"""The CUDA context and loaded kernels: measured on an H200 (`workloads/esm2/memory.py`)."""
+"""Measured memory of the CUDA context and kernels, on an H200 (`workloads/esm2/memory.py`)."""
 
 
 class Size(NamedTuple):
-    """What the estimate needs to know of an encoder; the names are those of its metadata."""
+    """The sizes of an encoder that the estimate needs; the fields are also keys of metadata."""
 
     layers: int
     width: int
     inner_width: int
-    """The width of the feed-forward part."""
+    """Width of the feed-forward layers."""
     attention_width: int
-    """The width of all heads together."""
+    """Width of all heads together."""
     heads: int
     num_product_numbers: int
-    """Matrices of all layers."""
+    """Number of parameters of linear layers."""
     num_other_numbers: int
-    """The numbers that stay in fp32: embeddings, norms and experts."""
+    """Number of parameters that stay in fp32: embeddings, norms and experts."""
     file_number_bytes: int
+    """Bytes per number in the checkpoint."""
     num_scores: int
-    """How often all scores are laid out at once: 3 where they are bent, as in a Gemma 2, else 0."""
+    """Number of tensors of all scores at once: 3 with softcap, as in Gemma 2, or eager; else 0."""
     num_scores_in_parts: int
-    """How often some at a time are: 2 where each gets a bias of its own, as in a T5, else 0."""
+    """Number of tensors of MOST_SCORES scores: 2 with a bias per score, as in a T5; else 0."""
     num_inner: int
-    """Tensors of the inner width that live at once."""
+    """Number of tensors of the inner width alive at once."""
     has_experts: int
-    """1 where tensors of the checkpoint are put together, and so read beside what they become."""
+    """1 if tensors of experts are read and then joined, else 0."""
 
     @property
     def file_bytes(self) -> int:
-        """What the numbers take in the checkpoint."""
+        """Bytes of all numbers in the checkpoint."""
         return (self.num_product_numbers + self.num_other_numbers) * self.file_number_bytes
 
 
-def size_told(folder: Path) -> Size:
-    """Return what the config of the encoder in `folder` tells of its size."""
+def size_of_config(folder: Path) -> Size:
+    """Return the size of the encoder in `folder`, from its config."""
     facts = facts_of(folder)
     config, name = facts.config, facts.architecture.name
     if name == "t5":
@@ -76,14 +77,14 @@ def size_told(folder: Path) -> Size:
     products = facts.num_layers * facts.width * layer
     embedded = int(config.get("vocab_size") or 0) + (facts.max_tokens or 0)
     others = facts.width * (embedded + 4 * facts.num_layers)
-    is_bent = bool(config.get("attn_logit_softcapping"))
+    has_softcap = bool(config.get("attn_logit_softcapping"))
     num_inner = 2 + is_gated
     if facts.architecture.is_causal and name not in decoders.KNOWN:
         from featuremill.workloads.encoder import causal
 
         counted = causal.counted(decoders.of_text(config_of(folder)))
         products, others = counted.products, counted.others
-        is_bent |= counted.lays_out_scores
+        has_softcap |= counted.has_all_scores
         inner = int(config.get("moe_intermediate_size") or inner)
         num_inner *= int(config.get("num_experts_per_tok") or 1)
         num_inner += STATES_AT_ONCE * int(config.get("state_size") or 0)
@@ -98,7 +99,7 @@ def size_told(folder: Path) -> Size:
         products,
         others,
         file_number_bytes=FILE_BYTES.get(str(number), FLOAT_BYTES),
-        num_scores=3 * is_bent,
+        num_scores=3 * has_softcap,
         num_scores_in_parts=2 * (name == "t5"),
         num_inner=max(num_inner, ACTIVATIONS_IN_STEPS.get(str(activation), 0)),
         has_experts=int(bool(config.get("num_experts_per_tok"))),
@@ -106,12 +107,12 @@ def size_told(folder: Path) -> Size:
 
 
 def size_of(weights: Weights) -> Size:
-    """Return the size that the metadata of `weights` tell."""
+    """Return the size in the metadata of `weights`."""
     return Size(**{name: int(weights.metadata[name]) for name in Size._fields})
 
 
 def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> int:
-    """Return the peak in MiB: slack x (weights + activations) + what the process takes anyway."""
+    """Return the peak in MiB: slack x (weights + activations) + memory of the bare process."""
     assert options.letters_per_token is not None
     letters = options.max_residues or batch_tokens * options.letters_per_token
     most_tokens = options.max_tokens or letters // options.letters_per_token + 2
@@ -119,9 +120,8 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
     number_bytes = NUMBER_BYTES[options.dtype]
     share = options.share_of_layers(kind, size.layers)
     held = share * size.num_product_numbers * number_bytes + size.num_other_numbers * FLOAT_BYTES
-    if (
-        kind == "cpu"
-    ):  # pages of the file that are read count as well, unless used as they lie there
+    if kind == "cpu":
+        # Pages of the file count, too, unless the mapped weights are used without a cast.
         is_wide = size.file_number_bytes == FLOAT_BYTES
         read = 0 if is_wide and options.dtype == "fp32" else size.num_product_numbers
         is_read = (size.has_experts and options.dtype != "fp32") or not is_wide
@@ -136,8 +136,8 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
 
 
 def _activation_bytes(size: Size, num_kept: int, longest: int, number_bytes: int) -> int:
-    """Return the peak of a layer, a token: hidden states that are kept, the residual stream twice,
-    and the feed-forward part or attention."""
+    """Return the peak bytes per token in a layer: kept hidden states, the residual stream twice,
+    and the feed-forward layers or attention."""
     stream = (num_kept + 2) * size.width * FLOAT_BYTES
     feed_forward = size.num_inner * size.inner_width * number_bytes
     attention = 4 * size.attention_width * number_bytes

@@ -1,14 +1,14 @@
 """MosaicBERT, the encoder of DNABERT-2 and DNABERT-S, without its pooler and heads.
 
-Written from the papers: BERT (Devlin et al. 2019, a LayerNorm behind each residual) with ALiBi in
-place of position embeddings (Press et al. 2022) and a GEGLU feed-forward part (Shazeer 2020), put
-together by Portes et al. 2023. Modules bear the names of the published checkpoints.
+Written from the papers: BERT (Devlin et al. 2019, post-LayerNorm) with ALiBi in place of position
+embeddings (Press et al. 2022) and GEGLU feed-forward layers (Shazeer 2020), combined by Portes et
+al. 2023. Modules have the names of the published checkpoints.
 
-In bf16 the matrix products, what passes between them and the bias of attention are narrow;
-embeddings, residual stream, LayerNorm and, inside torch's kernels, softmax are fp32.
+With bf16, the matrix products, their inputs and outputs and the bias of attention are in bf16;
+embeddings, residual stream, LayerNorm and, inside torch's kernels, softmax are in fp32.
 
 Shape legend: B sequences, T tokens of the longest, E width, H heads, d width of a head, I width of
-the feed-forward part.
+the feed-forward layers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ KEYS = (
 )
 """The keys of config.json that are read."""
 ALIGNED = 8
-"""Rows of the bias begin at multiples of so many numbers. Where they do not, torch copies it for
-CUDA's kernels in each layer (`pad_bias` of its attention.cpp)."""
+"""Rows of the bias begin at multiples of this number of elements. Otherwise torch copies the bias
+for its CUDA kernels in each layer (`pad_bias` of attention.cpp)."""
 
 
 class MosaicBert(nn.Module):
     """The encoder with weights of torch's initialization, to be filled by `load_state_dict`.
 
-    It has parameters only, so it may be built on the meta device and filled with `assign=True`.
-    `config` is what config.json holds. UserError if it is of another architecture.
+    It has no buffers, so it may be built on the meta device and loaded with `assign=True`. `config`
+    is the content of config.json; UserError if it is of another architecture.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -62,10 +62,10 @@ class MosaicBert(nn.Module):
 
     @torch.no_grad()
     def forward(self, tokens_BT: Tensor, is_token_BT: Tensor | None = None) -> list[Tensor]:
-        """Return hidden_BTE in fp32, the embeddings first and then one a layer.
+        """Return hidden_BTE in fp32: the embeddings, then one tensor per layer.
 
-        `is_token_BT` is False (bool) where a sequence is padded; None means nowhere. Each sequence
-        has a token. What stands at padding means nothing.
+        `is_token_BT` (bool) is False for padding; None: no padding. Each sequence has a token.
+        Values at padding are undefined.
         """
         hidden_BTE: Tensor = self.embeddings(tokens_BT)
         dtype = next(self.encoder.parameters()).dtype
@@ -79,10 +79,10 @@ class MosaicBert(nn.Module):
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Return what a token's distance costs in each head: 2^(-8/n), 2^(-16/n), … of n heads.
+    """Return the slope of ALiBi for each head: 2^(-8/n), 2^(-16/n), … for n heads.
 
-    That holds for powers of two. Other numbers of heads take the slopes of the next lower one,
-    and then the first, third, … of its double (Press et al. 2022, and their code).
+    This holds for powers of two. Other numbers of heads take the slopes of the next lower power,
+    then the first, third, … of twice that power (Press et al. 2022, and their code).
     """
     power = 1 << (num_heads.bit_length() - 1)
     exponents = [8 * (head + 1) / power for head in range(power)]
@@ -97,10 +97,10 @@ def attention_bias(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Return what is added to the logits of attention: bias_BHTT, with B = 1 without padding.
+    """Return the bias_BHTT that is added to the logits of attention; B is 1 without padding.
 
-    It is -slope · |i - j|, the symmetric ALiBi of Portes et al. 2023, and -inf for keys that are
-    padding. Its B · H · T · T numbers are most of the memory of long sequences.
+    The bias is -slope · |i - j|, the symmetric ALiBi of Portes et al. 2023, and -inf for keys of
+    padding. Its B · H · T · T numbers take most of the memory for long sequences.
     """
     num_keys = -(-num_tokens // ALIGNED) * ALIGNED
     slopes_H11 = torch.tensor(alibi_slopes(num_heads), device=device)[:, None, None]
@@ -114,7 +114,7 @@ def attention_bias(
 
 
 class Norm(nn.LayerNorm):
-    """LayerNorm in fp32, also where its weights are narrow."""
+    """LayerNorm in fp32, also with weights in 16 bits."""
 
     def forward(self, input: Tensor) -> Tensor:
         weight_E, bias_E = self.weight.float(), self.bias.float()
@@ -129,7 +129,7 @@ class Product(nn.Linear):
 
 
 class Embeddings(nn.Module):
-    """Tokens, all of the first type, with no word on where they stand."""
+    """Token embeddings with the embedding of token type 0 and a LayerNorm, without positions."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Embeddings(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The layers, under their published name."""
+    """The list of layers, under its published name."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, each added to what came in and then normed."""
+    """Attention and feed-forward layers, each with a residual connection and a LayerNorm."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of all heads, and what adds it to the residual stream."""
+    """Multi-head attention with its output projection, residual connection and LayerNorm."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Attention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention of all heads; query, key and value come from one product."""
+    """Multi-head attention; one linear layer returns query, key and value."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class SelfAttention(nn.Module):
 
 
 class AttentionOutput(nn.Module):
-    """What adds attention to the residual stream."""
+    """The output projection of attention, with residual connection and LayerNorm."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class AttentionOutput(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward part and what adds it to the residual stream."""
+    """The gated feed-forward layers, with residual connection and LayerNorm."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a config may set under `options` for the workload encoder."""
+"""The options of the workload encoder, their defaults and checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pool = Literal["mean", "mean_all", "max", "std", "cls", "last", "none"]
 
 
 class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
-    """Which features of which encoder are computed, and how."""
+    """The options of the workload encoder: which features of which encoder to compute, and how."""
 
     EXECUTION = (
         ResidueOptions.EXECUTION
@@ -40,8 +40,8 @@ class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
     """The folder of the encoder as Hugging Face has it: `config.json`, the weights
     (`model.safetensors`, or `pytorch_model.bin`, one or in parts) and the vocabulary
     (`tokenizer.json`, `vocab.txt` or `spiece.model`). A name on Hugging Face, such as
-    `Rostlab/prot_bert`, is its folder in the cache of `hf download`. Code in it is never run, and
-    what is in it besides counts for its digest alone."""
+    `Rostlab/prot_bert`, is its folder in the cache of `hf download`. Code in the folder is never
+    run; other files change only its digest."""
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
     """One vector a record, made by `mean` (over the sequence's own tokens), `mean_all` (over the
     special ones as well), `max` and `std` (the largest number and the standard deviation, of n,
@@ -106,7 +106,7 @@ class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
 
     @model_validator(mode="after")
     def _of_structures(self) -> Self:
-        """Refuse what has no effect, or no meaning, with structures or without."""
+        """Refuse options that have no effect, or contradict each other."""
         self._refuse_idle("max_tokens", self.long == "full", "long: full")
         is_of_letters = self.alphabet != "texts"
         for name in ("text_column", "chat"):
@@ -121,7 +121,7 @@ class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
         return self
 
     def _check_parts(self) -> None:
-        """Refuse what has no effect, or no meaning, with records of several parts or without."""
+        """Refuse options about records of several parts that have no effect or contradict."""
         is_contig = self.alphabet == "contigs"
         for name in ("heavy_column", "light_column", "chain_column"):
             self._refuse_idle(name, not self.paired, "paired: false")
@@ -155,12 +155,13 @@ class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
             )
 
     def check_files(self) -> None:
-        """Raise UserError where the model's chat template cannot be used."""
+        """Raise UserError if the model's chat template cannot be used."""
         if self.chat:
             chat.check(place_of(self.model))
 
     def row_columns(self) -> Mapping[str, type] | None:
-        """Return the columns of tables whose rows are records as they are, with their types."""
+        """Return the columns, with types, of tables whose rows are read as records; None for tables
+        of sequences."""
         if self.heavy_column:
             return {self.heavy_column: str, self.light_column: str}
         if self.chain_column:

@@ -1,4 +1,4 @@
-"""Token sequences as rectangles with little filling, and what is delivered of each sequence.
+"""Group token sequences into tensors with little padding, and pool the hidden states of each.
 
 Shape legend: N sequences of a batch, B of a group, T tokens of its longest, E width.
 """
@@ -18,33 +18,33 @@ from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 
 __all__ = ["Group", "groups", "in_order", "values_of"]
 MOST_FILLING = 1 / 16
-"""The share of a group's tokens that may be padding; a lower one makes more and smaller groups."""
+"""Largest share of padding in a group; a lower share makes more and smaller groups."""
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 class Region(NamedTuple):
-    """Own tokens [start, end) of a sequence, for one record of the batch."""
+    """The own tokens [start, end) of a sequence that belong to one record of the batch."""
 
     record: int
     start: int
     end: int
     is_whole: bool = False
-    """Whether it is of the whole sequence, so that `mean_all` is of all its tokens; else that is
-    of the special token in front as well, if there is one."""
+    """Whether the region is the whole sequence, whose `mean_all` is over all tokens; that of
+    another region is over its own tokens and the token before them."""
 
 
 class Group(NamedTuple):
-    """Sequences of about the same length, on the host."""
+    """Sequences of similar length as tensors, on the host."""
 
     places: list[int]
-    """Which of the batch they are."""
+    """The index of each sequence, or record, in the batch."""
     tokens_BT: Tensor
     is_token_BT: Tensor | None
-    """False for filling; None where there is none."""
+    """False for padding; None: no padding."""
     is_own_BT: Tensor
-    """False for filling and for special tokens, and for what is outside a region."""
+    """False for padding, for special tokens and outside a region."""
     rows: Tensor | None = None
-    """With regions: the row of tokens of each region, as a sequence may have several."""
+    """With regions: the row of `tokens_BT` of each region; a row may have several regions."""
     is_all_BT: Tensor | None = None
     """With regions: the tokens that `mean_all` averages."""
 
@@ -94,8 +94,8 @@ def groups(
     most_tokens: int,
     most_filling: float = MOST_FILLING,
 ) -> list[Group]:
-    """Return all `sequences` in groups of at most `most_tokens` tokens with padding, the longest
-    first. A longer sequence is a group of its own."""
+    """Return the `sequences` in groups of at most `most_tokens` tokens, with padding, the longest
+    first. A longer sequence is a group alone."""
     longest_first = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
     lengths = [len(sequences[index]) for index in longest_first]
     return [
@@ -105,7 +105,7 @@ def groups(
 
 
 def _cuts(lengths: Sequence[int], most_tokens: int, most_filling: float) -> Iterator[slice]:
-    """Yield which of `lengths`, the longest first, are one group."""
+    """Yield the slice of `lengths` (the longest first) for each group."""
     start = num_filling = 0
     for number, length in enumerate(lengths):
         num_tokens = lengths[start] * (number + 1 - start)
@@ -137,8 +137,8 @@ def _group(indices: list[int], sequences: Sequence[Ids], vocabulary: Vocabulary)
 
 
 def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> list[Tensor]:
-    """Return the values of a group in the order of the schema: of each layer the pooled vectors in
-    fp32, then those of the own tokens, one sequence's after the other's."""
+    """Return the values of a group in the order of the schema: for each layer the pooled vectors in
+    fp32, then the vectors of the own tokens of all sequences, concatenated."""
     values = []
     for layer in options.layers:
         hidden_BTE = hidden[layer] if group.rows is None else hidden[layer][group.rows]
@@ -148,8 +148,8 @@ def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> l
             elif pool == "last":
                 values.append(_last(hidden_BTE, group.is_token_BT))
             elif pool == "mean_all":
-                is_meant_BT = group.is_token_BT if group.rows is None else group.is_all_BT
-                values.append(_mean(hidden_BTE, is_meant_BT))
+                mask_BT = group.is_token_BT if group.rows is None else group.is_all_BT
+                values.append(_mean(hidden_BTE, mask_BT))
             else:
                 values.append(OVER_OWN[pool](hidden_BTE, group.is_own_BT))
         if options.per_residue:
@@ -157,29 +157,29 @@ def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> l
     return values
 
 
-def _mean(hidden_BTE: Tensor, is_meant_BT: Tensor | None) -> Tensor:
-    """Return the mean over the tokens that are meant; None: over all."""
-    if is_meant_BT is None:
+def _mean(hidden_BTE: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Return the mean over the tokens in the mask; None: over all tokens."""
+    if mask_BT is None:
         return hidden_BTE.mean(1)
-    weights_BT1 = is_meant_BT.unsqueeze(-1).float()
+    weights_BT1 = mask_BT.unsqueeze(-1).float()
     return (hidden_BTE * weights_BT1).sum(1) / weights_BT1.sum(1)
 
 
 def _last(hidden_BTE: Tensor, is_token_BT: Tensor | None) -> Tensor:
-    """Return the vector of the last token, behind which there is filling alone."""
+    """Return the vector of the last token before padding."""
     if is_token_BT is None:
         return hidden_BTE[:, -1]
     return hidden_BTE[torch.arange(len(hidden_BTE)), is_token_BT.sum(1) - 1]
 
 
-def _max(hidden_BTE: Tensor, is_meant_BT: Tensor) -> Tensor:
-    return hidden_BTE.masked_fill(~is_meant_BT.unsqueeze(-1), -torch.inf).amax(1)
+def _max(hidden_BTE: Tensor, mask_BT: Tensor) -> Tensor:
+    return hidden_BTE.masked_fill(~mask_BT.unsqueeze(-1), -torch.inf).amax(1)
 
 
-def _std(hidden_BTE: Tensor, is_meant_BT: Tensor) -> Tensor:
-    """Return the standard deviation (of n) over the tokens that are meant."""
-    off_BTE = hidden_BTE - _mean(hidden_BTE, is_meant_BT).unsqueeze(1)
-    return _mean(off_BTE.square(), is_meant_BT).sqrt()
+def _std(hidden_BTE: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the population standard deviation over the tokens in the mask."""
+    off_BTE = hidden_BTE - _mean(hidden_BTE, mask_BT).unsqueeze(1)
+    return _mean(off_BTE.square(), mask_BT).sqrt()
 
 
 OVER_OWN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -187,20 +187,20 @@ OVER_OWN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max": _max,
     "std": _std,
 }
-"""The pools over a sequence's own tokens."""
+"""The functions that pool a sequence's own tokens."""
 
 
 def in_order(
     values: Sequence[Sequence[Tensor]], batch: Sequence[Group], num_own: Sequence[int]
 ) -> list[Matrix]:
-    """Return the values of each column on the host, in the order of the batch: one row for each
-    sequence, or one for each of its `num_own` own tokens."""
+    """Return the values of each column on the host, in the order of the batch: one row per record,
+    or one per own token (`num_own` of each record)."""
     indices = np.concatenate([group.places for group in batch])
     of_sequences = np.argsort(indices)
     of_tokens = np.argsort(np.repeat(indices, np.take(num_own, indices)), kind="stable")
     values_in_order = []
     for parts in zip(*values, strict=True):
-        # As many rows as sequences are one a sequence, be they of tokens: both orders are the same.
+        # With one own token in each sequence, both orders are the same.
         is_pooled = all(
             len(part) == len(group.places) for part, group in zip(parts, batch, strict=True)
         )

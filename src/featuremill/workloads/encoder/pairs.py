@@ -1,8 +1,8 @@
-"""Pairs of chains for IgBert and IgT5: the heavy one, what ends a sequence, the light one.
+"""Read pairs of antibody chains for IgBert and IgT5: heavy chain, separator, light chain.
 
-They come from two columns of a table, from rows of one id with a column of the chain (as in
-AIRR tables of cells), or from two records whose ids differ in their ends alone. Chains of two files
-are no pair: cells of two samples may have one id.
+A pair is two columns of a table, two rows with the same id and a column of the chain (as in AIRR
+tables of cells), or two records whose ids differ in the ending only. Chains of different files are
+not paired, because cells of two samples may have the same id.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ ENDS = re.compile(
 )
 """The id of a chain: the id of its pair, and an ending that names the chain."""
 HEAVY, LIGHT = CHAINS = ("heavy", "light")
-TOLD = dict.fromkeys(("igh", "h", "vh", "heavy"), HEAVY)
-TOLD |= dict.fromkeys(("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "light"), LIGHT)
-"""What a column of chains holds, in small letters."""
+CHAIN_NAMES = dict.fromkeys(("igh", "h", "vh", "heavy"), HEAVY)
+CHAIN_NAMES |= dict.fromkeys(
+    ("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "light"), LIGHT
+)
+"""The values of a column of chains, in small letters."""
 NO_PARTNER = Kind(
     "no_partner",
     ("a chain without its partner", "more chains than a pair has", "a chain that cannot be read"),
@@ -48,19 +50,19 @@ NO_CHAIN = Kind(
 )
 REASONS = (NO_PARTNER, NO_CHAIN)
 MISSING = ("empty", "no_sequence")
-"""Kinds of reasons of a chain that is not there."""
+"""Names of the kinds of reasons for a missing chain."""
 
 
 def read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Yield the pairs of `inputs`, and refused what is none. Chains of records of their own are
-    held until their file is read."""
+    """Yield the pairs of `inputs`, and other records as refused. Chains of separate records are
+    kept in memory until the end of their file."""
     if options.heavy_column:
         names = (options.heavy_column, options.light_column)
         return map(partial(_of_row, names), rows(inputs, options))
     if options.chain_column:
         names = (options.chain_column, options.sequence_column)
-        return _of_files(map(partial(_told_by_column, names), rows(inputs, options)))
-    return _of_files(map(_told_by_id, sequences(inputs, options)))
+        return _of_files(map(partial(_chain_by_column, names), rows(inputs, options)))
+    return _of_files(map(_chain_by_id, sequences(inputs, options)))
 
 
 def _of_row(names: Sequence[str], record: Record) -> Record:
@@ -79,23 +81,23 @@ class Chain(NamedTuple):
     """A chain of a pair."""
 
     id: str
-    """The pair's."""
+    """The id of the pair."""
     name: str
-    """"" where nothing tells."""
+    """heavy, light or "" if unknown."""
     record: Record
 
 
-def _told_by_column(names: Sequence[str], record: Record) -> Chain:
+def _chain_by_column(names: Sequence[str], record: Record) -> Chain:
     if record.reason:
         return Chain(record.id, "", record)
     values = json.loads(record.payload)
     chain, text = (values[name] for name in names)
-    name = TOLD.get((chain or "").strip().lower(), "")
+    name = CHAIN_NAMES.get((chain or "").strip().lower(), "")
     reason = "" if name else NO_CHAIN.reason(clipped(chain or ""))
     return Chain(record.id, name, _chain(record, text) if name else record._replace(reason=reason))
 
 
-def _told_by_id(record: Record) -> Chain:
+def _chain_by_id(record: Record) -> Chain:
     match = ENDS.fullmatch(record.id)
     if match:
         return Chain(match["id"], HEAVY if match["heavy"] else LIGHT, record)
@@ -109,7 +111,7 @@ def _of_files(chains: Iterator[Chain]) -> Iterator[Record]:
 
 
 def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:
-    """Yield pairs in the order of their first chains. Each chain without a partner is refused."""
+    """Yield the pairs of a file in the order of their first chains, and other chains as refused."""
     chains_of: dict[str, list[Chain]] = {}
     for chain in chains:
         if chain.name:
@@ -130,7 +132,7 @@ def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:
 
 
 def _pair(record: Record, heavy: Record, light: Record) -> Record:
-    """Return the record of two chains, refused where one of them is."""
+    """Return the record of two chains; it is refused if one of them is missing or refused."""
     notes = dict.fromkeys(filter(None, (record.note, heavy.note, light.note)))
     for name, chain in ((HEAVY, heavy), (LIGHT, light)):
         if kind_of(chain.reason).name in MISSING:

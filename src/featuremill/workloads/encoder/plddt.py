@@ -1,8 +1,8 @@
-"""How sure a prediction is of each residue (pLDDT): where it is low, the structure is not used.
+"""Mask letters of structure where the confidence of the prediction (pLDDT) is low.
 
-SaProt's authors put `#` where it is below 70 (`get_struc_seq` of SaProt's
-`utils/foldseek_util.py`): it is the mean of the B-factors of a residue's atoms, and counts, with
-`auto`, where the word AlphaFold stands in the file of the structure.
+As in `get_struc_seq` of SaProt's `utils/foldseek_util.py`: the letter is `#` where pLDDT is below
+70. The pLDDT of a residue is the mean of the B-factors of its atoms; by default, it is used only if
+the file of the structure contains the word AlphaFold.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ NO_PLDDT = Kind(
 
 
 class Plddt:
-    """The pLDDT of structures, out of their files or out of a column."""
+    """The pLDDT of structures, from their files or from a column."""
 
     def __init__(self, options: StructureOptions, of_id: Mapping[str, str]) -> None:
-        """`of_id`: text with the numbers of each structure, where a column has them."""
+        """`of_id`: the cell with the pLDDT of each structure, if they are in a column."""
         self._options, self._of_id = options, of_id
         self._files: dict[str, Path] = {}
         if options.plddt_folder:
@@ -49,8 +49,8 @@ class Plddt:
                 self._files[path.name.removesuffix(".gz")] = path
 
     def masked(self, name: str, letters: bytes) -> tuple[bytes, str]:
-        """Return the letters of the structure `name` with `#` where pLDDT is low; or a reason if
-        its pLDDT is unknown."""
+        """Return the letters of the structure `name` with `#` where pLDDT is low, and the reason if
+        its pLDDT cannot be used, else ""."""
         if self._options.plddt_mask == "never":
             return letters, ""
         plddt = self._of_column(name) if self._options.plddt_column else self._of_file(name)
@@ -78,8 +78,7 @@ class Plddt:
         return np.array(numbers)
 
     def _of_file(self, name: str) -> Numbers | str | None:
-        """Return the numbers of a chain; None where they do not count, text where there are
-        none."""
+        """Return the pLDDT of a chain; None if it is not used, a reason if it is missing."""
         stem, suffix, chain = foldseek.named(name)
         tried = [f"{stem}{suffix.removesuffix('.gz')}"] if suffix else []
         if not suffix:
@@ -98,15 +97,15 @@ class Plddt:
 
 
 def b_factors(text: str, is_pdb: bool, chain: str, name: str) -> Numbers | str:
-    """Return the mean B-factor of each residue of a chain in the first model of a file, ligands
-    and water included as authors do; text where there is no such chain. `chain` may be "" where
-    the file has one alone."""
+    """Return the mean B-factor of each residue of a chain in the first model of a file, including
+    ligands and water, as SaProt's authors do; a text with the reason if there is no such chain.
+    `chain` may be "" if the file has only one."""
     from Bio.PDB import MMCIFParser, PDBParser
 
     parser: Any = PDBParser(QUIET=True) if is_pdb else MMCIFParser(QUIET=True)
     try:
         chains = {each.id: each for each in next(iter(parser.get_structure("", StringIO(text))))}
-    except Exception as error:  # of a file that is no structure, the parser may raise anything
+    except Exception as error:  # the parser may raise any exception for other files
         return f"{name} cannot be read ({type(error).__name__})"
     if not chain and len(chains) == 1:
         chain = next(iter(chains))
@@ -117,10 +116,10 @@ def b_factors(text: str, is_pdb: bool, chain: str, name: str) -> Numbers | str:
 
 
 def of_column(path: Path, options: StructureOptions, id_column: str) -> dict[str, str]:
-    """Return the cell of the pLDDT column by id, of a table of structures.
+    """Return the cells of the pLDDT column in a table of structures, by id.
 
     Raises:
-        UserError: the table has no such column, or rows of one id differ in it.
+        UserError: if the table has no such column, or two rows of an id differ in it.
     """
     text_of: dict[str, str] = {}
     wanted = NamedColumns(id_column=id_column, names=(options.plddt_column,))

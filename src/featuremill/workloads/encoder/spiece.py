@@ -1,7 +1,7 @@
-"""The tokens of a SentencePiece model (spiece.model), without the library of that name.
+"""Read the tokens of a SentencePiece model (spiece.model) without the library sentencepiece.
 
-The file is a protocol buffer: field 1 of the whole, as often as there are tokens, is a message
-whose own field 1 is the token's text (sentencepiece_model.proto of google/sentencepiece).
+The file is a protocol buffer. Its repeated field 1 is a message for each token, whose field 1 is
+the token's text (sentencepiece_model.proto of google/sentencepiece).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def read(path: Path) -> list[str]:
     """Return the tokens in `path`, in the order of their ids.
 
     Raises:
-        UserError: this is no SentencePiece model.
+        UserError: if the file is not a SentencePiece model.
     """
     try:
         pieces = [value for field, value in _fields(path.read_bytes()) if field == 1]
@@ -55,7 +55,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, offset: int) -> tuple[int, int]:
-    """Return the varint at `offset`, and the offset behind it."""
+    """Return the varint at `offset`, and the offset after it."""
     number = shift = 0
     while True:
         byte = message[offset]

@@ -1,4 +1,4 @@
-"""Options of networks that read structures beside residues, as SaProt does."""
+"""Options of networks that read letters of structure beside residues, such as SaProt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from featuremill.workload import OptionFile, OptionFolder, WorkloadOptions
 
 __all__ = ["OF_TABLES", "StructureOptions"]
 OF_TABLES = frozenset({"structure_column", "plddt_column", "plddt_mask", "plddt_threshold"})
-"""They change what records are read as, so records with other letters are other ones."""
+"""Options that are not part of the recipe: they change the letters of records, and so payloads."""
 
 
 class StructureOptions(WorkloadOptions):
-    """Where letters of structure come from, and where they do not count."""
+    """Options for letters of structure: their source, and where they are masked."""
 
     structures: OptionFile | None = None
     """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs, or
@@ -40,7 +40,7 @@ class StructureOptions(WorkloadOptions):
 
     @model_validator(mode="after")
     def _of_plddt(self) -> Self:
-        """Refuse what has no effect."""
+        """Refuse options that have no effect or contradict each other."""
         for name in ("structure_column", "plddt_folder", "plddt_column"):
             self._refuse_idle(name, self.structures is None, "no structures")
         has_plddt = bool(self.plddt_folder or self.plddt_column)

@@ -1,7 +1,6 @@
-"""Letters of structure (3Di): beside residues, out of a file of their own or among them; or alone.
+"""Read letters of structure (3Di): with residues, from a separate file or between them; or alone.
 
-They are those of Foldseek, in small letters as SaProt and ProstT5 have them, `#` where a residue
-has none.
+The letters are Foldseek's 3Di, in small letters as in SaProt and ProstT5; `#` is unknown.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ __all__ = ["NOT_KNOWN", "REASONS", "added", "clean_pairs", "pairs", "read"]
 LETTERS = "acdefghiklmnpqrstvwy"
 NONE = "#"
 PAIRS = re.compile("(?:[A-Z#][a-z#])+")
-"""Each residue with its structure behind it: what SaProt's authors call the combined sequence."""
+"""Each residue followed by its letter of structure: SaProt's combined sequence."""
 MOSTLY = 0.8
-"""The share of letters in pairs from which small letters are structures, not masked residues."""
+"""Share of letters in pairs from which small letters are structures, not soft-masked residues."""
 NOT_KNOWN = "no structure of this record, # for each residue"
 SMALL = "small letters read as residues, not as 3Di"
 UNPAIRED = "residues and letters of structure do not take turns"
@@ -61,12 +60,12 @@ REASONS = (OTHER_LENGTH, TWO, NOT_3DI, OTHER_RESIDUES, plddt.NO_PLDDT)
 
 
 def clean(letters: str) -> Cleaned:
-    """Return letters of structure as a payload has them, `#` among them."""
+    """Return letters of structure in the form of payloads; `#` is allowed."""
     return _clean(letters, LETTERS + NONE)
 
 
 def clean_alone(letters: str) -> Cleaned:
-    """Return the letters of a record that is a structure; it has a letter for each residue."""
+    """Return the letters of a record that is a structure; `#` is not allowed."""
     return _clean(letters, LETTERS)
 
 
@@ -81,7 +80,7 @@ def _clean(letters: str, alphabet: str) -> Cleaned:
 
 
 def clean_pairs(letters: str) -> Cleaned:
-    """Return residues, with their 3Di letters if each residue has its own behind it."""
+    """Return residues, with letters of structure if each residue is followed by its own."""
     written = letters.translate(NO_WHITESPACE)
     num_paired = sum(len(each) for each in PAIRS.findall(written))
     if num_paired < MOSTLY * len(written):
@@ -111,23 +110,23 @@ def clean_beside(letters: str) -> Cleaned:
 
 
 class Structures(NamedTuple):
-    """The letters of structure in a file, by the ids there, and the lines of these."""
+    """The letters of structure in a file, and the line of each, by id."""
 
     path: Path
     letters: Mapping[str, bytes]
     lines: Mapping[str, int]
     residues: Mapping[str, bytes]
-    """The residues of the structures, by id, where the file has them."""
+    """The residues of the structures, by id, if the file has them."""
     also: Mapping[str, str]
-    """The ids that other names mean."""
+    """The id for each other name."""
     plddt: Plddt | None
 
 
 def read(options: StructureOptions, id_column: str) -> Structures:
-    """Return the letters of structure that `options` name; `id_column` may be one of a table.
+    """Return the letters of structure of the file in `options`; `id_column` is for tables.
 
     Raises:
-        UserError: where letters are no 3Di, or two structures of an id differ.
+        UserError: if a letter is not 3Di, or two structures of an id differ.
     """
     assert options.structures
     path = Path(options.structures)
@@ -140,7 +139,7 @@ def read(options: StructureOptions, id_column: str) -> Structures:
     residues: dict[str, bytes] = {}
     is_descriptor = foldseek.takes(path)
     for record in _of_descriptor(path, residues) if is_descriptor else _of_file(path, table):
-        if record.reason and kind_of(record.reason) is EMPTY:  # as a record that is not there
+        if record.reason and kind_of(record.reason) is EMPTY:  # the same as a missing structure
             continue
         if record.reason:
             raise UserError(
@@ -169,7 +168,7 @@ def _of_file(path: Path, options: TableOptions) -> Iterator[Record]:
 
 
 def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:
-    """Yield the chains of Foldseek's descriptor as records, and put down their residues."""
+    """Yield the chains of Foldseek's descriptor; add their residues to `residues`."""
     make = maker(clean)
     for chain in foldseek.read(path):
         if len(chain.residues) != len(chain.letters):
@@ -187,8 +186,8 @@ def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:
 
 
 def difference(own: bytes, of_structure: bytes) -> str:
-    """Return the first difference between the residues of a record and of its structure; "" for
-    none. An X, which is any residue, is no difference."""
+    """Return the first difference between the residues of a record and of its structure; "" if
+    there is none. X matches any residue."""
     pairs = zip(own.decode(), of_structure.decode("utf-8", "replace"), strict=True)
     for number, (letter, other) in enumerate(pairs, 1):
         if letter != other and "X" not in (letter, other.upper()):
@@ -197,8 +196,8 @@ def difference(own: bytes, of_structure: bytes) -> str:
 
 
 def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]:
-    """Yield `records` with their structures, by id or accession. A record whose structure has
-    another length is refused."""
+    """Yield `records` with their structures, by id or accession. A record whose structure does not
+    fit is refused."""
     known = {name: structures.lines[id] for name, id in structures.also.items()}
     matcher = Matcher(structures.path, known | dict(structures.lines), "record of the inputs")
     for record in records:

@@ -1,13 +1,13 @@
 """AMPLIFY and gLM2, without their heads: an encoder with SwiGLU, RMSNorm and rotary positions.
 
-Written from the papers: a norm before attention and before the feed-forward part (RMSNorm; Zhang
+Written from the papers: a norm before attention and before the feed-forward layers (RMSNorm; Zhang
 and Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020) and no biases. The two
-differ in the names of their weights, and in which two numbers of a head turn together. The norm
-behind the last layer belongs to their heads: the features are the hidden states that their authors'
-code gives, which are taken before it.
+differ in the names of their weights, and in the pairs of numbers that are rotated together. The
+norm after the last layer belongs to the heads: hidden states are those of the authors' code, which
+are without that norm.
 
-In bf16 the matrix products and attention are narrow; embeddings, residual stream, norms and
-rotation are fp32.
+With bf16, matrix products and attention are in bf16; embeddings, residual stream, norms and
+rotation are in fp32.
 
 Shape legend: B sequences, T tokens of the longest, E width, H heads, d width of a head, h half of
 it.
@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from featuremill.kit.errors import UserError
 
 Names = Mapping[str, Sequence[str]]
-"""What follows a layer's number in the name of a weight → the products here that it holds, one
-below the other."""
+"""The part of a weight's name after the layer's number → the linear layers that it concatenates."""
 AMPLIFY: Names = {
     "q": ["query"],
     "k": ["key"],
@@ -53,7 +52,7 @@ ROTARY_BASE = 10_000.0
 
 
 def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
-    """Return `tensors` under the names of the modules here; an unknown name stays."""
+    """Return `tensors` under the names of the modules here; unknown names are kept."""
     renamed = {}
     for name, tensor in tensors.items():
         match = OF_LAYER.fullmatch(name)
@@ -69,17 +68,17 @@ def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
 class SwigluEncoder(nn.Module):
     """The encoder with weights of torch's initialization, to be filled by `load_state_dict`.
 
-    `turns_neighbours`: rotary positions turn each number of a head with the next one; else with the
-    one half a head further.
+    `interleaved`: rotary positions rotate each pair of adjacent numbers of a head; else each number
+    with the number half a head further.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, turns_neighbours: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], *, interleaved: bool) -> None:
         super().__init__()
         width, heads = config["hidden_size"], config["num_attention_heads"]
         if width % heads or width // heads % 2:
             raise UserError(f"a width of {width} does not make {heads} heads of an even width")
         self.head_width: int = width // heads
-        self.turns_neighbours = turns_neighbours
+        self.interleaved = interleaved
         self.embedding = nn.Embedding(config["vocab_size"], width)
         inner, eps = config["intermediate_size"], config["norm_eps"]
         self.layers = nn.ModuleList(
@@ -87,42 +86,42 @@ class SwigluEncoder(nn.Module):
         )
 
     def forward(self, tokens_BT: Tensor, is_token_BT: Tensor | None = None) -> list[Tensor]:
-        """Return hidden_BTE in fp32, the embeddings first and then one a layer.
+        """Return hidden_BTE in fp32: the embeddings, then one tensor per layer.
 
-        `is_token_BT` is False (bool) where a sequence is padded; None means nowhere.
+        `is_token_BT` (bool) is False for padding; None: no padding.
         """
-        turns = self._turns(tokens_BT.shape[1], tokens_BT.device)
+        rotary = self._rotary(tokens_BT.shape[1], tokens_BT.device)
         is_seen_B11T = None if is_token_BT is None else is_token_BT[:, None, None]
         hidden = [self.embedding(tokens_BT).float()]
         for layer in self.layers:
-            hidden.append(layer(hidden[-1], turns, is_seen_B11T))
+            hidden.append(layer(hidden[-1], rotary, is_seen_B11T))
         return hidden
 
-    def _turns(self, num_tokens: int, device: torch.device) -> Turns:
+    def _rotary(self, num_tokens: int, device: torch.device) -> Rotary:
         exponents_h = torch.arange(0, self.head_width, 2, dtype=torch.float32) / self.head_width
         positions_T = torch.arange(num_tokens, dtype=torch.float32)
         angles_Th = torch.outer(positions_T, 1 / ROTARY_BASE**exponents_h)
         angles_Th = angles_Th.to(device)
-        return Turns(angles_Th.cos(), angles_Th.sin(), self.turns_neighbours)
+        return Rotary(angles_Th.cos(), angles_Th.sin(), self.interleaved)
 
 
-class Turns(NamedTuple):
-    """Rotary positions of the tokens of a sequence."""
+class Rotary(NamedTuple):
+    """The rotary position embedding of the tokens of a sequence."""
 
     cosines_Th: Tensor
     sines_Th: Tensor
-    of_neighbours: bool
+    interleaved: bool
 
     def __call__(self, head_BHTd: Tensor) -> Tensor:
-        """Return queries or keys, turned in fp32."""
-        # As pairs: neighbours stand in the last place of [h, 2], halves in the first of [2, h].
-        pairs, dim = ((-1, 2), -1) if self.of_neighbours else ((2, -1), -2)
+        """Return queries or keys, rotated in fp32."""
+        # Reshaped to pairs: [h, 2] if interleaved, else [2, h].
+        pairs, dim = ((-1, 2), -1) if self.interleaved else ((2, -1), -2)
         first, second = head_BHTd.float().reshape(*head_BHTd.shape[:-1], *pairs).unbind(dim)
-        turned = (
+        rotated = (
             first * self.cosines_Th - second * self.sines_Th,
             first * self.sines_Th + second * self.cosines_Th,
         )
-        return torch.stack(turned, dim).flatten(-2).to(head_BHTd.dtype)
+        return torch.stack(rotated, dim).flatten(-2).to(head_BHTd.dtype)
 
 
 class Norm(nn.Module):
@@ -140,7 +139,7 @@ class Norm(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, each of a norm of what it is added to."""
+    """Attention and feed-forward layers, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, inner: int, num_heads: int, eps: float) -> None:
         super().__init__()
@@ -150,13 +149,15 @@ class Layer(nn.Module):
         self.gate, self.up = _product(width, inner), _product(width, inner)
         self.down = _product(inner, width)
 
-    def forward(self, hidden_BTE: Tensor, turns: Turns, is_seen_B11T: Tensor | None) -> Tensor:
+    def forward(self, hidden_BTE: Tensor, rotary: Rotary, is_seen_B11T: Tensor | None) -> Tensor:
         normed_BTE = self.attention_norm(hidden_BTE)
         query, key, value = (
             product(normed_BTE).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for product in (self.query, self.key, self.value)
         )
-        context_BHTd = F.scaled_dot_product_attention(turns(query), turns(key), value, is_seen_B11T)
+        context_BHTd = F.scaled_dot_product_attention(
+            rotary(query), rotary(key), value, is_seen_B11T
+        )
         hidden_BTE = hidden_BTE + self.out(context_BHTd.transpose(1, 2).flatten(2))
         normed_BTE = self.ffn_norm(hidden_BTE)
         inner = F.silu(self.gate(normed_BTE)) * self.up(normed_BTE)

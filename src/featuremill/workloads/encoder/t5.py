@@ -1,11 +1,11 @@
-"""The encoder of a T5, whose memory grows with the length of a sequence and not with its square.
+"""Build the encoder of a T5 with memory linear in the length of a sequence, not quadratic.
 
-What a head adds to the score of two tokens depends on their distance alone (Raffel et al. 2020,
-section 2.1). transformers lays that out for each two tokens. Here it is kept for each distance, and
-laid out for some tokens at a time, whose attention is then computed. No torch until one is built.
+The relative position bias of two tokens depends on their distance only (Raffel et al. 2020, section
+2.1). transformers expands it for all pairs of tokens. Here it is expanded for a block of queries,
+whose attention is then computed. Imports torch only when a network is built.
 
-Shape legend: B sequences, H heads, T tokens, R of them at a time, K keys (T, filled up), W width of
-a head, D distances.
+Shape legend: B sequences, H heads, T tokens, R queries of a block, K keys (T, padded), W width of a
+head, D distances.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SCORES", "build"]
 ATTENTION = "featuremill_t5"
 MOST_SCORES = {"cpu": 2**22, "cuda": 2**27}
-"""Scores that are laid out at once; but those of `LEAST_TOKENS` at least. On a CPU more were slower
-(20,000 tokens of 4 heads: 16 s with these, 30 s with four times as many)."""
+"""Largest number of scores of a block, by device. On a CPU, larger blocks were slower (20,000
+tokens of 4 heads: 16 s with these, 30 s with four times as many)."""
 LEAST_TOKENS = 16
+"""Smallest number of queries of a block."""
 ALIGNED = 8
-"""Keys are filled up to a multiple of it: CUDA's kernels need rows that begin there (see
-`mosaicbert`)."""
+"""Keys are padded to a multiple of this number, which CUDA kernels need (see `mosaicbert`)."""
 
 
 def build(config: Mapping[str, Any]) -> torch.nn.Module:
@@ -38,24 +38,23 @@ def build(config: Mapping[str, Any]) -> torch.nn.Module:
     own_config = transformers.T5Config.from_dict(dict(config))
     own_config._attn_implementation = ATTENTION
     network: Any = transformers.T5EncoderModel(own_config)
-    first = network.encoder.block[0].layer[0].SelfAttention  # what it adds, all layers add
+    first = network.encoder.block[0].layer[0].SelfAttention  # its bias is used by all layers
     first.compute_bias = partial(_bias_of_distances, first)
     encoder: torch.nn.Module = network
     return encoder
 
 
-def _filled(num_keys: int) -> int:
+def _padded(num_keys: int) -> int:
     return -(-num_keys // ALIGNED) * ALIGNED
 
 
 def _bias_of_distances(attention: Any, num_tokens: int, _: int, **__: Any) -> Tensor:
-    """Return bias_HD of the distances from 1 - T, of the last token to the first, up to the filled
-    T, which is more than any."""
+    """Return bias_HD of the distances from 1 - T (last token to first) to the padded T."""
     import torch
 
     device = attention.relative_attention_bias.weight.device
     buckets_D = attention._relative_position_bucket(
-        torch.arange(1 - num_tokens, _filled(num_tokens), device=device),
+        torch.arange(1 - num_tokens, _padded(num_tokens), device=device),
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
     )
@@ -64,7 +63,7 @@ def _bias_of_distances(attention: Any, num_tokens: int, _: int, **__: Any) -> Te
 
 
 def _mask(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-    """Return is_token_B11T; None where nothing is filling."""
+    """Return is_token_B11T; None: no padding."""
     return None if attention_mask is None else attention_mask[:, None, None, :].bool()
 
 
@@ -79,7 +78,7 @@ def _attention(
     scaling: float,
     **__: Any,
 ) -> tuple[Tensor, None]:
-    """Return what transformers' attention returns, (B, T, H, W); `position_bias` is bias_HD."""
+    """Return attention (B, T, H, W) as transformers expects it; `position_bias` is bias_HD."""
     import torch
     from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -87,16 +86,16 @@ def _attention(
     num_biases = num_heads if is_token_B11T is None else num_sequences * num_heads
     most = MOST_SCORES[query_BHTW.device.type]
     num_rows = max(LEAST_TOKENS, most // (num_biases * num_tokens))
-    # On a GPU, scores and what is added to them have to be of one type.
+    # On a GPU, scores and bias must have the same dtype.
     bias_HD = position_bias.to(query_BHTW.dtype) if query_BHTW.is_cuda else position_bias
-    bias_HTK = bias_HD.unfold(1, _filled(num_tokens), 1)  # a view, from the last token to the first
+    bias_HTK = bias_HD.unfold(1, _padded(num_tokens), 1)  # a view, from the last token to the first
     context_BTHW = torch.empty_like(query_BHTW.transpose(1, 2).contiguous())
     for start in range(0, num_tokens, num_rows):
         end = min(start + num_rows, num_tokens)
         bias_BHRK = bias_HTK[:, num_tokens - end : num_tokens - start].flip(1)[None]
         if is_token_B11T is not None:
-            is_filling_B11K = pad(~is_token_B11T, (0, bias_BHRK.shape[-1] - num_tokens))
-            bias_BHRK = bias_BHRK.masked_fill(is_filling_B11K, -torch.inf)
+            is_padding_B11K = pad(~is_token_B11T, (0, bias_BHRK.shape[-1] - num_tokens))
+            bias_BHRK = bias_BHRK.masked_fill(is_padding_B11K, -torch.inf)
         bias_BHRT = bias_BHRK[..., :num_tokens]
         context_BTHW[:, start:end] = scaled_dot_product_attention(
             query_BHTW[:, :, start:end], key_BHTW, value_BHTW, bias_BHRT, scale=scaling

@@ -1,6 +1,6 @@
-"""Texts for networks of language: rows of tables, and files that hold one text each.
+"""Read texts for language models from rows of tables, and from files with one text each.
 
-A payload is the text in UTF-8. Tokens are counted, and not letters.
+A payload is the text in UTF-8. Limits are numbers of tokens, not of letters.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ OF_TEMPLATE = Kind(
 )
 REASONS = (EMPTY, OF_TEMPLATE)
 MOST_OF_A_BYTE = 11
-"""Tokens: U+FDFA has 3 bytes, and 33 in NFKC. One more may stand before a text (SentencePiece)."""
+"""Largest number of tokens per byte: U+FDFA has 3 bytes, and 33 in NFKC. SentencePiece may add one
+token before a text."""
 
 
 def read(
     inputs: Sequence[Path], options: Options, words: Vocabulary, trained: int | None
 ) -> Iterator[Record]:
-    """Yield the texts of `inputs`, with notes and reasons as `counted` has them.
+    """Yield the texts of `inputs`, with the notes and reasons of `counted`.
 
     Raises:
-        UserError: a file is neither a table nor a text.
+        UserError: if a file is neither a table nor a text.
     """
     for path in inputs:
         if path.suffix != SUFFIX and not is_table(path):
@@ -79,8 +80,8 @@ def _of_rows(path: Path, options: Options) -> Iterator[Record]:
 
 
 def counted(record: Record, options: Options, words: Vocabulary, trained: int | None) -> Record:
-    """Return a record with a note if it has more tokens than the network sees (`max_tokens`) or
-    was `trained` with; refused, if `options.long` says so. Tokens of letters count as letters."""
+    """Return a record with a note if it has more tokens than `max_tokens`, or than the network was
+    `trained` with; refused if `options.long` is refuse. Only learned vocabularies are counted."""
     most = options.max_tokens
     least = min((each for each in (most, trained) if each), default=None)
     if record.reason or not words.is_learned or least is None:

@@ -1,5 +1,4 @@
-"""Where vectors come from: the place in the network that a column is, and the letters that each
-vector of a token stands for."""
+"""The hook in the network for a column, and the letters that each vector of a token represents."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
     """Return the TransformerLens hook of the hidden states in each column; None for a network that
     is no language model.
 
-    State 0 goes into the first block, and state n is what block n - 1 leaves. The last state has
-    been through the final norm, and no hook has that.
+    State 0 is the input of the first block, and state n the output of block n - 1. The last state
+    includes the final norm, so it has no hook.
     """
     if not facts.architecture.is_causal:
         return None
@@ -39,8 +38,8 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
 
 
 def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
-    """Return the bytes of a payload that each own token stands for; None for k-mers, and if the
-    chat template changes tokens of the text."""
+    """Return the bytes of a payload that each own token represents; None for k-mers, or if the chat
+    template changes tokens of the text."""
     if words.is_by_letter:
         places = joined.places(parts_of(payload), options)
         return [slice(at, at + 1) for at in places]
@@ -53,10 +52,10 @@ def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    begun = len(text) - len(text.lstrip()) if options.chat else 0
+    offset = len(text) - len(text.lstrip()) if options.chat else 0
     encoded = tokenizer.encode(text.strip() if options.chat else text, add_special_tokens=False)
     if options.chat and encoded.ids != words.own(payload).tolist():
-        return None  # by the template, its tokens are others than alone
+        return None  # the template changes tokens
     most = options.max_tokens - words.num_special if options.max_tokens else None
-    offsets = [(begun + begin, begun + end) for begin, end in encoded.offsets[:most]]
+    offsets = [(offset + begin, offset + end) for begin, end in encoded.offsets[:most]]
     return [slice(ends[begin], ends[end]) for begin, end in offsets]

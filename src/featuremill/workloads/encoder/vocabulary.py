@@ -1,9 +1,9 @@
-"""From letters to tokens, by the vocabulary in an encoder's folder; runs no code of it. No torch.
+"""Tokenize letters by the vocabulary in an encoder's folder, without running code of the folder.
 
-Three kinds of vocabularies have tables here, which give the ids that the models' own tokenizers
-give (tests/test_encoder_workload.py): a token a letter (proteins), overlapping k-mers of bases (the
-first DNABERT), and k-mers one after the other with single bases in between (the Nucleotide
-Transformer). Every other one is left to the `tokenizers` library and the folder's tokenizer.json.
+Three kinds of vocabularies are lookup tables, with the same ids as the models' own tokenizers
+(tests/test_encoder_workload.py): a token per letter (proteins), overlapping k-mers of bases (the
+first DNABERT), and consecutive k-mers with single bases between (the Nucleotide Transformer). The
+library `tokenizers` reads all others, from tokenizer.json. Does not import torch.
 """
 
 from __future__ import annotations
@@ -26,100 +26,101 @@ Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 Ends = tuple[int, ...]
 """Special tokens at one end of a sequence."""
 WORD_START = "▁"
-"""SentencePiece's mark of a token that begins a word: to a T5, every residue is a word."""
+"""SentencePiece's mark of a token that begins a word; for a T5, every residue is a word."""
 JOINTS = "▁Ġ#"
-"""Marks of tokens that begin a word or go on with one."""
+"""Marks of tokens that begin or continue a word."""
 PADS, UNKNOWNS = ("<pad>", "[PAD]"), ("<unk>", "[UNK]")
 SPECIAL = re.compile(r"[<\[].*[>\]]")
 AS_X = bytes.maketrans(b"UZOB", b"XXXX")
-"""What the authors of ProtBERT and of the T5s for proteins have read in their place."""
+"""The replacement of rare residues by the authors of ProtBERT and of T5s for proteins."""
 BASES = "ACGT"
 GLM2_TOKENS = (
     *("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", *"atcg"),
     *("<+>", "<->", "<mask>", "<sep>"),
 )
-"""gLM2's, which it has in code where its folder has no vocabulary: residues in capitals, bases in
-small letters, and the strand of what follows."""
+"""gLM2's tokens: residues in capitals, bases in small letters, and strands."""
 USUAL_ENDS: Mapping[str, tuple[list[str], list[str]]] = {
     "bert": (["[CLS]"], ["[SEP]"]),
     "t5": ([], ["</s>"]),
     "AMPLIFY": (["<bos>"], ["<eos>"]),
     "gLM2": (["<+>"], []),
 }
-"""Special tokens around a sequence where no file says them, by model_type."""
+"""Special tokens around a sequence, by model_type, if no file defines them."""
 USUAL_PREFIXES = ("<AA2fold>", "[NLU]")
-"""The usual prefixes: of ProstT5 for residues (not for the letters of structures), and of Ankh 3
-for features (not for completing a sequence)."""
+"""The default prefixes: of ProstT5 for residues (not for structures), and of Ankh 3 for features
+(not for completing a sequence)."""
 OF_STRUCTURE = "<fold2AA>"
 """ProstT5's prefix for letters of structure (3Di), which are small letters."""
 STRANDS = ("<+>", "<->")
-"""gLM2's: of each element, the strand that it is on."""
+"""gLM2's tokens for the strand of an element."""
 PREFIXES = (*USUAL_PREFIXES, OF_STRUCTURE, "[S2S]", *STRANDS)
 """The tokens that may precede a sequence."""
 THREE_DI = structures.LETTERS
 NO_STRUCTURE = structures.NONE
 """The letter for an unknown structure or an unknown residue in a token of two letters."""
 IN_TEMPLATE = "chat_template"
-"""The code of the reason why a text is not taken by a chat template."""
+"""The code of the reason for texts that a chat template does not accept."""
 LEARNED_LETTERS = 4
-"""Bases to a token of a learned vocabulary, roughly and on the small side (DNABERT-2's: five)."""
+"""A low estimate of the bases per token of a learned vocabulary (DNABERT-2's: five)."""
 
 
 class Vocabulary(NamedTuple):
-    """What makes tokens of letters."""
+    """A vocabulary, and the function that tokenizes letters with it."""
 
     own: Callable[[bytes], Ids]
-    """Letters → the ids of their own tokens, without special ones."""
+    """A function from letters to the ids of their own tokens, without special tokens."""
     first: Ends
-    """Special tokens before them."""
+    """Special tokens before the own tokens."""
     last: Ends
-    """Special tokens behind the letters' tokens."""
+    """Special tokens after the own tokens."""
     pad: int
+    """The id of the padding token."""
     unknown: int
+    """The id of the unknown token."""
     letters_per_token: int
-    """How many letters a token takes up, roughly; costs are reckoned by it."""
+    """Approximate number of letters per token, for costs."""
     least_letters: int = 1
-    """Fewer make no token."""
+    """Smallest number of letters that have a token."""
     is_by_letter: bool = True
-    """Whether each letter has a token of its own, and so a vector."""
+    """Whether each letter is one token, and so has a vector."""
     rare_as_x: bool = False
     """Whether U, Z, O and B are read as X."""
     letters: bytes = b""
-    """The letters that it knows."""
+    """The letters in the vocabulary."""
     size: int = 0
-    """The highest possible id plus one."""
+    """The largest possible id plus one."""
 
     has_small_bases: bool = False
-    """Whether residues are capitals and bases small letters, so that it has both."""
+    """Whether it has residues as capitals and bases as small letters."""
     with_structure: Callable[[bytes, bytes], Ids] | None = None
-    """Letters and their letters of structure → the ids of tokens for both, without special ones."""
+    """A function from letters and letters of structure to the ids of tokens for both."""
     has_3di: bool = False
-    """Whether residues are capitals and letters of structure small ones, so that it has both."""
+    """Whether it has residues as capitals and letters of structure as small letters."""
     is_of_structure: bool = False
-    """Whether it is told that the latter follow."""
+    """Whether the prefix announces letters of structure."""
     is_learned: bool = False
-    """Whether tokens are of any length, as the library tokenizers cuts them."""
+    """Whether tokens have any length, by the library tokenizers."""
     joints: Ends = ()
-    """Special tokens that stand among the letters of records of several parts."""
+    """Special tokens between the parts of a record."""
 
     def spelled(self, letters: bytes, alphabet: str) -> bytes:
-        """Return letters of an alphabet as this vocabulary has them."""
+        """Return letters of an alphabet in the case that this vocabulary has."""
         are_bases = self.has_small_bases and alphabet == "nucleotides"
         return letters.lower() if are_bases or self.is_of_structure else letters
 
     @property
     def num_special(self) -> int:
-        """How many special tokens each sequence gets."""
+        """Number of special tokens of each sequence."""
         return len(self.first) + len(self.last)
 
     @property
     def has_first(self) -> bool:
-        """Whether a special token at the beginning stands for the whole sequence."""
+        """Whether a sequence begins with a special token."""
         return bool(self.first)
 
     def tokens(self, letters: bytes, structure: bytes = b"", most: int | None = None) -> Ids:
-        """Return the ids of all tokens of a sequence, and of its structure where it has one; at
-        `most` so many, special ones included."""
+        """Return the ids of all tokens of a sequence with its structure, if it has one; at `most`
+        that many, with special tokens."""
         own = self.own(letters)
         if structure:
             assert self.with_structure
@@ -129,7 +130,7 @@ class Vocabulary(NamedTuple):
         return np.concatenate((self.first, own, self.last)).astype(np.int64)
 
     def letters_in(self, num_tokens: int) -> int:
-        """Return how many letters have at most so many tokens, special ones included."""
+        """Return the largest number of letters that fit `num_tokens`, with special tokens."""
         own = num_tokens - self.num_special
         return own * self.letters_per_token + self.least_letters - 1
 
@@ -143,13 +144,12 @@ def load(
     is_causal: bool = False,
     in_chat: bool = False,
 ) -> Vocabulary:
-    """Return the vocabulary in `folder`, of an encoder of this type, with the token `prefix` in
-    front of each sequence; "": with the one that its authors have there, if any. U, Z, O and B are
-    X to a BERT or T5, unless its authors pass them (`passes_rare`). With `in_chat`, what the chat
-    template has around a text is before and behind it.
+    """Return the vocabulary in `folder` for an encoder of this type, with the token `prefix` before
+    each sequence ("": the authors' default). A BERT or T5 reads U, Z, O and B as X, unless it
+    `passes_rare`. With `in_chat`, the tokens of the chat template are the first and last tokens.
 
     Raises:
-        UserError: there is none that can be read.
+        UserError: if there is no vocabulary, or it cannot be read.
     """
     files = _read(folder, GLM2_TOKENS if model_type == "gLM2" else ())
     plain = {token: id for token, id in files.ids.items() if not SPECIAL.fullmatch(token)}
@@ -159,7 +159,7 @@ def load(
         plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
     prefix = _prefix(files, prefix, folder)
     first, last = _around(files, model_type, prefix)
-    if is_causal:  # whose tokens see nothing behind them, and none is unknown
+    if is_causal:  # padding is not attended to, and no token is unknown
         pad = unknown = min(files.ids.values())
     else:
         pad, unknown = (_special(files.ids, folder, *names) for names in (PADS, UNKNOWNS))
@@ -205,20 +205,21 @@ def load(
     return _in_chat(words, folder) if in_chat else words
 
 
-class _Found(NamedTuple):
-    """What the files of a folder tell."""
+class _Files(NamedTuple):
+    """The content of a folder's vocabulary files."""
 
     ids: Mapping[str, int]
+    """The id of each token."""
     around: tuple[Sequence[str], Sequence[str]] | None = None
-    """The special tokens before and behind a sequence, where a file says so."""
+    """The special tokens before and after a sequence; None if no file defines them."""
     tokenizer: Path | None = None
-    """The tokenizer.json."""
+    """The path of tokenizer.json."""
     has_end: bool = True
-    """False where there is expressly no token for an end, as in the Nucleotide Transformer."""
+    """Whether sequences end with a special token: false if eos_token is null."""
 
 
-def _read(folder: Path, known: Sequence[str]) -> _Found:
-    """Return the vocabulary by the files in `folder`; the `known` tokens if it has none."""
+def _read(folder: Path, known: Sequence[str]) -> _Files:
+    """Return the content of the vocabulary files in `folder`; the `known` tokens without any."""
     fast, plain, pieces = (
         folder / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")
     )
@@ -240,15 +241,15 @@ def _read(folder: Path, known: Sequence[str]) -> _Found:
     if added.is_file():
         ids |= {token: int(id) for token, id in json_of(added).items()}
     config = json_of(settings) if settings.is_file() else {}
-    return _Found(ids, has_end=config.get("eos_token", "") is not None)
+    return _Files(ids, has_end=config.get("eos_token", "") is not None)
 
 
-def _read_fast(path: Path) -> _Found:
-    """Return the vocabulary of a tokenizer.json; the library tokenizers may be missing here."""
+def _read_fast(path: Path) -> _Files:
+    """Return the content of a tokenizer.json; this does not need the library tokenizers."""
     content = json_of(path)
     try:
         words = content["model"]["vocab"]
-        if isinstance(words, list):  # of a Unigram: each with its score, in the order of ids
+        if isinstance(words, list):  # Unigram: pairs of token and score, in the order of ids
             words = {word: id for id, (word, _) in enumerate(words)}
         added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
         ids = dict(words) | added
@@ -258,11 +259,11 @@ def _read_fast(path: Path) -> _Found:
             f"{path}: this is not what the library tokenizers writes ({type(error).__name__}: "
             f"{error}); save it anew."
         ) from None
-    return _Found(ids, around, path)
+    return _Files(ids, around, path)
 
 
 def _template(processor: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the special tokens that a tokenizer.json puts before and behind a sequence."""
+    """Return the special tokens that a tokenizer.json adds before and after a sequence."""
     kind = processor.get("type")
     if kind == "Sequence":
         each = map(_template, processor["processors"])
@@ -286,11 +287,11 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
     )
 
 
-def _prefix(files: _Found, chosen: str, folder: Path) -> str:
-    """Return the token in front of each sequence that names its kind; "" for none.
+def _prefix(files: _Files, chosen: str, folder: Path) -> str:
+    """Return the token before each sequence that names its kind; "" if there is none.
 
     Raises:
-        UserError: the one that was chosen is not there.
+        UserError: if the vocabulary lacks the `chosen` token.
     """
     there = [token for token in PREFIXES if token in files.ids]
     if chosen and chosen not in there:
@@ -302,9 +303,9 @@ def _prefix(files: _Found, chosen: str, folder: Path) -> str:
     return chosen or next((token for token in USUAL_PREFIXES if token in files.ids), "")
 
 
-def _around(files: _Found, model_type: str, prefix: str) -> tuple[Ends, Ends]:
-    """Return the special tokens before and behind a sequence's own."""
-    if files.around is None or model_type == "gLM2":  # whose tokenizer leaves the strand to others
+def _around(files: _Files, model_type: str, prefix: str) -> tuple[Ends, Ends]:
+    """Return the ids of special tokens before and after the own tokens."""
+    if files.around is None or model_type == "gLM2":  # gLM2's tokenizer adds no strand
         before, behind = map(list, USUAL_ENDS.get(model_type, (["<cls>"], ["<eos>"])))
         behind = behind if files.has_end else []
     else:
@@ -320,7 +321,7 @@ def _around(files: _Found, model_type: str, prefix: str) -> tuple[Ends, Ends]:
 
 
 def _kmer_length(plain: Mapping[str, int]) -> int:
-    """Return k where all k-mers of bases and nothing longer are there, else 0."""
+    """Return k if the vocabulary has all k-mers of bases and no longer token, else 0."""
     k = max(map(len, plain), default=0)
     kmers = [token for token in plain if len(token) == k and not token.strip(BASES)]
     others = [token for token in plain if len(token) not in (1, k)]
@@ -343,13 +344,12 @@ def _letters(plain: Mapping[str, int], unknown: int, rare_as_x: bool) -> Callabl
 
 
 def _has_structure(token: str) -> bool:
-    """Tell whether a token is a residue and its letter of structure, as SaProt has them."""
+    """Return whether a token is a residue with its letter of structure, as in SaProt."""
     return len(token) == 2 and (token[1] == NO_STRUCTURE or token[1].islower())
 
 
 def _letters_and_structure(plain: Mapping[str, int], unknown: int) -> Callable[[bytes, bytes], Ids]:
-    """Return what makes a token of each letter and its structure; a letter without a token of its
-    own is a place without a known residue."""
+    """Return a function that tokenizes letters with their structure."""
     table = np.full((256, 256), unknown, np.int64)
     for structure in {token[1] for token in plain}:
         table[:, ord(structure)] = plain.get(NO_STRUCTURE + structure, unknown)
@@ -364,8 +364,8 @@ def _letters_and_structure(plain: Mapping[str, int], unknown: int) -> Callable[[
 
 
 def _overlapping_kmers(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:
-    """Return what makes a token of each k bases, one base further each time."""
-    code = np.full(256, 4**k, np.int64)  # one that is no base lifts its k-mers above all others
+    """Return a function that tokenizes each k adjacent bases, with stride 1."""
+    code = np.full(256, 4**k, np.int64)  # other letters make a code above those of all k-mers
     for number, base in enumerate(BASES.encode()):
         code[base] = number
     table = np.full(4**k + 1, unknown, np.int64)
@@ -392,8 +392,8 @@ def _number(kmer: str) -> int:
 
 
 def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:
-    """Return a function that makes a token of the next k known bases, else of one base. Adjacent
-    letters without a token are one unknown token, as in EsmTokenizer."""
+    """Return a function that tokenizes the next k known bases, else one base. Adjacent letters
+    without a token are one unknown token, as in EsmTokenizer."""
     single = "".join(re.escape(token) for token in plain if len(token) == 1)
     cut = re.compile(f"[{BASES}]{{{k}}}|[{single}]|[^{single}]+")
 
@@ -405,7 +405,7 @@ def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[
 
 
 def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
-    """Return what the library tokenizers makes of letters by the tokenizer.json at `path`."""
+    """Return a function that tokenizes letters by the library tokenizers and the file `path`."""
     tokenizer = functools.cache(functools.partial(_tokenizer, path, first, last))
 
     def own(letters: bytes) -> Ids:
@@ -416,8 +416,8 @@ def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
 
 
 def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
-    """Return a vocabulary with the tokens of the chat template around any text. White space around
-    a text is left out, as it might join a token of the template."""
+    """Return a vocabulary with the tokens of the chat template around any text. Whitespace around a
+    text is removed, as it might merge with a token of the template."""
     tokenizer = chat.opened(folder)
     ids_1, ids_2 = (chat.tokens(tokenizer, text) for text in chat.MADE_UP)
     first, last = chat.in_common(ids_1, ids_2), chat.in_common(ids_1[::-1], ids_2[::-1])[::-1]
@@ -425,7 +425,7 @@ def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
     def own(letters: bytes) -> Ids:
         try:
             ids = chat.tokens(tokenizer, letters.decode("utf-8").strip())
-        except Exception as error:  # a template can raise anything, and quotes its data
+        except Exception as error:  # a template may raise any exception, with data in its message
             detail = f"it raised {type(error).__name__}"
             raise RecordFailed(IN_TEMPLATE, detail) from None
         end = len(ids) - len(last)
@@ -438,12 +438,16 @@ def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
 
 
 def _tokenizer(path: Path, first: Ends, last: Ends) -> Any:
-    """Return the tokenizer at `path`, after a look whether its ends are those that were read."""
+    """Return the tokenizer at `path`.
+
+    Raises:
+        UserError: if it cannot be read, or adds other special tokens than `first` and `last`.
+    """
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library's own are plain Exceptions
+    except Exception as error:  # the library raises plain Exceptions
         raise UserError(f"{path}: it cannot be read ({error}); save it anew.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,4 +1,4 @@
-"""ESM-2 features of proteins: the representations of chosen layers, pooled, per residue or both."""
+"""The workload `esm2`: representations of proteins by chosen layers, pooled or per residue."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
 HOW_LONG = {"truncate": "truncated (set long to full to compute all)", "chunk": "in windows"}
-"""Words for the note of a long protein, by the option `long`."""
+"""The text of the note on a long protein, by the option `long`."""
 REASONS = regions.REASONS
 SPEED_OPTIONS = ("model", "dtype", "per_residue")
 WAYS = ("dtype", "attention", "products", "kernels")
@@ -108,8 +108,8 @@ class Result(NamedTuple):
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the protein records of `inputs`, or their regions; proteins that will be
-    truncated or divided get a note."""
+    """Yield the protein records of `inputs`, or their regions; proteins that will be truncated or
+    divided into windows get a note."""
     stream: Iterator[Record] = proteins(inputs, options).each(functools.partial(_noted, options))
     if options.regions:
         most = options.max_residues if options.long == "truncate" else None
@@ -135,7 +135,7 @@ def weights(options: Options) -> str:
 
 
 def caution(options: Options) -> str:
-    """Return a caution about a network that is no ESM-2."""
+    """Return a caution about a network that is not an ESM-2."""
     if options.model not in CHECKPOINTS.bundled_names():
         return ""
     return (
@@ -164,7 +164,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return the facts about the model before its conversion."""
+    """Return the name and sizes of the model before its conversion."""
     return memory.weights_ahead(options.model)
 
 
@@ -185,7 +185,7 @@ def loaded_mb(options: Options, device: Device, weights: Weights) -> float:
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
-    """Return how many residues of a protein, or of its region, get a vector."""
+    """Return the number of residues of a protein, or of its region, that get a vector."""
     parts = parts_of(payload)
     if parts.region:
         return parts.tokens[1] - parts.tokens[0]
@@ -203,7 +203,7 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
 
 
 def start_ahead(devices: Sequence[Device]) -> None:
-    """Start what the kernels need besides torch."""
+    """Start preparations of the kernels on a thread, while torch is imported."""
     if devices[0].kind == "cuda":
         triton_cache.start_ahead()
 
@@ -217,8 +217,8 @@ def load(
 ) -> Model:
     """Return the encoder with its weights, the layers spread over `devices` in their order.
 
-    `attention` takes the place of all methods for attention. `prefix` stands before all names in
-    the file of weights.
+    `attention` replaces all methods for attention. `prefix` precedes all names in the file of
+    weights.
     """
     with loading.part("modules"):
         from featuremill.workload import spread
@@ -261,7 +261,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         indices = indices.of_regions(spans)
     if device.type == "cpu":
         return Batch(pack, indices)
-    # A copy from pinned memory is queued on the GPU: the host does not wait for it.
+    # A copy from pinned memory does not block the host.
     return Batch(pack.each(lambda t: t.pin_memory()), indices.each(lambda t: t.pin_memory()))
 
 
@@ -278,13 +278,12 @@ def run(model: Model, batch: Batch) -> Result:
 
 
 def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
-    """Yield the values of a batch on their device, in the order of the schema, each as soon as its
-    layer is computed."""
+    """Yield the values of a batch on their devices, in the order of the schema, each when its layer
+    is computed."""
     from featuremill.workloads.esm2.pooling import tensors_of_layer
 
     encoder = model.encoder
-    # Each device of a model gets them from the host: only the encoder copies from GPU to GPU, by a
-    # method that it has tested.
+    # Places are copied from the host to each device, as copies between GPUs need a tested method.
     places_on = functools.cache(batch.places.to)
     pack = batch.pack.to(encoder.device)
     for _, hidden_TD in encoder.representations(pack, model.options.layers):

@@ -1,9 +1,9 @@
 """Differences between the networks that the engine computes: ESM-2, ESM C, ESM-1b, ESM-1v, SaProt.
 
-All are pre-LayerNorm transformers. ESM-1b and ESM-1v add a learned vector of each position, and
-their rotary frequencies are zeros in our file of weights: turned by nothing. Missing biases are
-zeros there, too (ESM C has biases only in two LayerNorms of a layer). SaProt is an ESM-2 whose
-tokens are residues with their structures.
+All are pre-LayerNorm transformers. ESM-1b and ESM-1v have learned position embeddings; in our file
+of weights their rotary frequencies are zeros, which rotate by nothing. Missing biases are zeros
+there, too (ESM C has biases only in two LayerNorms of a layer). SaProt is an ESM-2 whose tokens are
+residues with their structures.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ class Architecture(NamedTuple):
     title: str
     """The name in messages."""
     num_rows: int
-    """Rows of the embedding."""
+    """Number of rows of the embedding."""
     has_token_dropout: bool
-    """Whether training masked tokens, so that embeddings are scaled by the share of unmasked
-    ones."""
+    """Whether embeddings are scaled by the share of unmasked tokens, as in training."""
     is_gated: bool
-    """Whether the feed forward is a SwiGLU, with the gate in the first rows of `up`."""
+    """Whether the feed-forward layers are a SwiGLU, with the gate in the first rows of `up`."""
     norms_query_and_key: bool
-    """Whether query and key go through a LayerNorm before the rotation."""
+    """Whether query and key have a LayerNorm before the rotation."""
     unscaled_layers: int
-    """With this number of layers, a layer's output is added to the residual stream unchanged; with
-    another number it is divided by the root of their ratio. 0: always unchanged."""
+    """The number of layers for which residual branches are not scaled; with n layers, they are
+    divided by the root of n over this number. 0: never scaled."""
     mask: int = 32
-    """The token that hides a residue."""
+    """The id of the mask token."""
     num_positions: int = 0
-    """Rows of the table of positions, those of padding included; 0 if positions are rotary."""
+    """Number of rows of the position embeddings, including padding; 0 if positions are rotary."""
     norms_embedding: bool = False
-    """Whether the sum of embedding and position goes through a LayerNorm."""
+    """Whether the sum of token and position embeddings has a LayerNorm."""
 
     def divisor(self, num_layers: int) -> float:
         """Return the divisor of the residual branches of a network of `num_layers`."""
@@ -61,10 +60,10 @@ class Sizes(NamedTuple):
     architecture: Architecture
     num_layers: int
     num_heads: int
-    """0 if unknown."""
+    """Number of heads; 0 if unknown."""
     width: int
     feed_forward: int
-    """Width between the two halves of the feed forward; four times the width if unknown."""
+    """Inner width of the feed-forward layers; four times the width if unknown."""
 
     def metadata(self) -> dict[str, str]:
         """Return the sizes as metadata of weights."""
@@ -80,14 +79,14 @@ class Sizes(NamedTuple):
 
     @property
     def num_matrix_numbers(self) -> int:
-        """Numbers of all layers' matrices: qkv, out, and those of the feed forward."""
+        """Number of weights of all layers: qkv, out, and feed-forward layers."""
         num_matrices = 3 if self.architecture.is_gated else 2
         of_layer = self.width * (4 * self.width + num_matrices * self.feed_forward)
         return self.num_layers * of_layer
 
     @property
     def num_outputs(self) -> int:
-        """Numbers of all layers' biases: qkv, out, and those of the feed forward."""
+        """Number of biases of all layers: qkv, out, and feed-forward layers."""
         num_halves = 2 if self.architecture.is_gated else 1
         return self.num_layers * (5 * self.width + num_halves * self.feed_forward)
 

@@ -23,39 +23,40 @@ from featuremill.workloads.esm2.packing import Packed
 
 __all__ = ["Backend"]
 FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
-"""Widths of a head that FlashAttention-2 supports; all published models have such."""
+"""Widths of a head that FlashAttention-2 supports, as in all published models."""
 TRITON_HEAD_MAX = 128
-"""The widest head of our own kernel: a tile of wider ones does not fit the registers."""
+"""The widest head of our own kernel: a tile of a wider one exceeds the registers."""
 
 LATER_FLASH = {9: ("FA3", "FA4"), 10: ("FA4",)}
-"""By a GPU's major capability: the later FlashAttentions for torch's operation, the best first
+"""By a GPU's major capability: later FlashAttentions for torch's operation, the fastest first
 (torch.nn.attention._fa3 and _fa4 of torch 2.13)."""
 FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
 """The package that torch imports for each. FA3's is in no package index."""
 
 LATER_FLASH_HEAD_OVER = 32
-"""For narrower heads it is no faster: its tiles are made for 64."""
+"""Widest head for which later FlashAttentions are not faster: their tiles are for 64."""
 
 
 AttendHeads = Callable[[Tensor, slice, Tensor], None]
-"""(qkv_L3Hd of one sequence, heads, context_LHd): writes the context of these heads."""
+"""A function of (qkv_L3Hd of one sequence, heads, context_LHd) that writes the context of heads."""
 
 
 class Backend(NamedTuple):
-    """A method for attention: its name (for the receipt), and (qkv_T3Hd, pack) → context_THd."""
+    """A method for attention: its name (for the receipt), and a function (qkv_T3Hd, pack) →
+    context_THd."""
 
     name: str
     attend: Callable[[Tensor, Packed], Tensor]
-    turn_and_attend: Callable[[Tensor, Packed, Tensor], Tensor] | None = None
-    """(qkv_T3Hd, pack, turns_Pf2) → context_THd: the same with rotary inside, see
-    `reference.rotate_`; `qkv_T3Hd` may be overwritten. None where rotary is an operation apart."""
+    rotate_and_attend: Callable[[Tensor, Packed, Tensor], Tensor] | None = None
+    """A function (qkv_T3Hd, pack, rotary_Pf2) → context_THd that includes `reference.rotate_` and
+    may overwrite `qkv_T3Hd`; None: rotary is a separate operation."""
 
 
 def backends(
     device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
 ) -> list[Backend]:
-    """Return the backends for attention on the device, the best first: one kernel for a pack on
-    Ampere and later in 16 bits; the last one, sequence by sequence, always runs."""
+    """Return the backends for attention on the device, the fastest first: kernels for a whole pack
+    on Ampere and later in 16 bits; the last one, by sequence, always works."""
     probe = torch.zeros(1, num_heads, 16, head_dim, device=device, dtype=dtype)
     kernel = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(probe, probe, probe))
     sdpa = f"sdpa {kernel.name.lower()} per sequence"
@@ -68,8 +69,8 @@ def backends(
     if dtype == torch.float32 or not has_flash or _capability(device) < BF16_CAPABILITY:
         return last
     name = "varlen flash_attention FA2"
-    # The kernel must not divide a sequence depending on its batch. Some releases have the argument
-    # for that, but a kernel without support: torch 2.12's refuses (pytorch#176905).
+    # The kernel must not split a sequence depending on its batch. Some releases have the argument
+    # for that, but no support in the kernel: that of torch 2.12 fails (pytorch#176905).
     later, flash = list[Backend](), [Backend(name, attend_varlen)]
     if _takes("num_splits"):
         flash[0] = Backend(f"{name}, cut as it likes", attend_varlen)
@@ -77,13 +78,13 @@ def backends(
         if head_dim > LATER_FLASH_HEAD_OVER:
             later = [*map(_later, _later_flash(device))]
     own, is_faster = _triton(device, head_dim)
-    # It was timed beside FlashAttention-2; who installs a later one wants that.
+    # Ours was timed against FlashAttention-2; an installed later FlashAttention has priority.
     varlen = [*own, *flash] if is_faster else [*flash, *own]
     return [*later, *varlen, *last]
 
 
 def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:
-    """Return our own kernel, where it runs, and whether a record shows it to be faster than
+    """Return our own kernel, if it runs here, and whether it was measured to be faster than
     FlashAttention-2."""
     if device.type != "cuda" or head_dim > TRITON_HEAD_MAX or not kernels.has_triton():
         return [], False
@@ -121,7 +122,7 @@ def attend_in_lanes(attend: AttendHeads, qkv_T3Hd: Tensor, pack: Packed) -> Tens
     context_THd[pack.bounds[-1] :] = 0
     sequences = list(pairwise(pack.bounds))
     num_heads = qkv_T3Hd.shape[2]
-    # With few sequences, their heads are divided, so that no lane waits for long.
+    # With few sequences, their heads are divided, so that no lane is idle for long.
     together = num_heads if len(sequences) >= 4 * lanes.number() else -(-num_heads // 4)
 
     def attend_piece(piece: tuple[int, int, int]) -> None:
@@ -141,13 +142,13 @@ def heads_with_sdpa(qkv_L3Hd: Tensor, heads: slice, context_LHd: Tensor) -> None
 
 
 def attend_varlen(qkv_T3Hd: Tensor, pack: Packed, kernel: str | None = None, **more: int) -> Tensor:
-    """Attend with one kernel over the whole pack: torch's own FlashAttention-2, or a later one by
-    its name. `more` are further arguments of the kernel.
+    """Attend with one kernel over the whole pack: torch's own FlashAttention-2, or the later one
+    called `kernel`. `more` are further arguments of the kernel.
 
     torch's operation is called directly: `varlen_attn` around it may prefer cuDNN's kernel in later
     releases, which was 4 times slower (pytorch#187770).
     """
-    _put_in_place(kernel)
+    _activate(kernel)
     query, key, value = qkv_T3Hd.unbind(1)
     bounds, longest = pack.cu_seqlens, pack.longest
     context_THd: Tensor = torch.ops.aten._flash_attention_forward(
@@ -157,13 +158,13 @@ def attend_varlen(qkv_T3Hd: Tensor, pack: Packed, kernel: str | None = None, **m
 
 
 def _with_sdpa(qkv_3HLd: Tensor) -> Tensor:
-    _put_in_place(None)
+    _activate(None)
     query, key, value = qkv_3HLd.unsqueeze(1)
     return F.scaled_dot_product_attention(query, key, value)[0]
 
 
 def with_scores(qkv_3HLd: Tensor) -> Tensor:
-    """Attend in fp32: rounding scores to 16 bits would cost more accuracy than everything else."""
+    """Attend in fp32, because scores rounded to 16 bits would lose most accuracy."""
     query, key, value = qkv_3HLd.float()
     scores_HLL = torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2))
     return torch.bmm(scores_HLL.softmax(-1), value)
@@ -181,7 +182,7 @@ def _later_flash(device: torch.device) -> list[str]:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether the package is installed. Nothing is imported, not even its parent package."""
+    """Return whether the package is installed, without importing it or its parent package."""
     path: Sequence[str] | None = None
     name = ""
     for part in package.split("."):
@@ -193,8 +194,8 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-def _put_in_place(kernel: str | None) -> None:
-    """Make torch's operation, and SDPA with it, run this FlashAttention in this process; None is
+def _activate(kernel: str | None) -> None:
+    """Make torch's operation, and SDPA with it, use this FlashAttention in this process; None is
     torch's own. The GPUs of a model may need different ones, so each call sets it."""
     attention = torch.nn.attention
     current = getattr(attention, "current_flash_attention_impl", lambda: None)()

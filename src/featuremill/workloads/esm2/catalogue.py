@@ -1,4 +1,4 @@
-"""The models that Meta has published."""
+"""The ESM-2 models that Meta has published, with their sizes."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,9 @@ class Published(NamedTuple):
     width: int
     num_heads: int
     dtype: str
-    """Number type of its checkpoint."""
+    """The dtype of its checkpoint."""
     gigabytes: float
-    """Approximate size of its checkpoint; the server's number is the exact one."""
+    """The approximate size of its checkpoint in GB."""
 
 
 PUBLISHED = {
@@ -27,4 +27,4 @@ SUGGESTED = (
     *("esm2_t33_650M_UR50D", "esm2_t30_150M_UR50D", "esm2_t12_35M_UR50D", "esm2_t6_8M_UR50D"),
     *("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"),
 )
-"""The usual model first, then one that any machine computes."""
+"""The default model, then one for any machine."""

@@ -1,4 +1,4 @@
-"""Recognising a checkpoint as an ESM-2, or as one of its kin."""
+"""Recognise a checkpoint as an ESM-2, ESM-1b, ESM-1v or SaProt, and describe its tensors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 __all__ = ["read"]
 HEADS_OF_SHAPE = {(model.num_layers, model.width): model.num_heads for model in PUBLISHED.values()}
 ARCH_OF_ESM_1 = "roberta_large"
-"""What fair-esm's settings call ESM-1b and ESM-1v; ESM-1 and MSA Transformer have other names."""
-ELDER_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")
-"""Keys of ESM-1b and ESM-1v, whose other tensors look like those of an ESM-2."""
+"""The name of ESM-1b and ESM-1v in fair-esm's settings; ESM-1 and MSA Transformer differ."""
+ESM_1_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")
+"""Keys of ESM-1b and ESM-1v that an ESM-2 lacks; the other tensors are the same."""
 IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
-"""Keys that Hugging Face stores with an ESM-2 and does not use."""
+"""Keys in Hugging Face's checkpoints of ESM-2 that are not used."""
 COMMON_PARTS = {"lm_head", "contact_head", "pooler"}
 """Parts of every published ESM-2 besides the encoder, which are not used here."""
 
@@ -49,7 +49,7 @@ def read(path: Path, has_head: bool = False, kind: Kind = KIND_OF_ESM2) -> Check
     """Return the checkpoint of such a network in `path`, with or without its language-model head.
 
     Raises:
-        UserError: it is none; the message has the reason.
+        UserError: if it is not one; the message has the reason.
     """
     opened = open_checkpoint(path, kind, functools.partial(facts_of, kind=kind))
     is_hugging_face = any(key.endswith(layout.HUGGING_FACE.embedding) for key in opened.tensors)
@@ -63,9 +63,9 @@ def read(path: Path, has_head: bool = False, kind: Kind = KIND_OF_ESM2) -> Check
 
 
 def _plain(key: str, prefix: re.Pattern[str]) -> str:
-    """Return `key` without the whole model's prefix and without TensorFlow's words.
+    """Return `key` without the prefix of the whole model and without TensorFlow's names.
 
-    transformers 5 reads gamma and beta as weight and bias, and then also saves under those names.
+    transformers 5 reads gamma and beta as weight and bias, and may also save these names.
     """
     bare = key[matched.end() :] if (matched := prefix.match(key)) else key
     return re.sub(
@@ -74,7 +74,7 @@ def _plain(key: str, prefix: re.Pattern[str]) -> str:
 
 
 def _recognise(opened: Opened, names: layout.Names, has_head: bool, kind: Kind) -> Checkpoint:
-    """Return the checkpoint; raise ValueError with the reason if it is none of this kind."""
+    """Return the checkpoint; raise ValueError with the reason if it is not of this kind."""
     tensors, facts = opened.tensors, opened.facts
     architecture = _architecture(opened, names, kind)
     if opened.is_elder:  # as fair-esm does when it loads one, to the head's tied matrix as well
@@ -92,7 +92,7 @@ def _recognise(opened: Opened, names: layout.Names, has_head: bool, kind: Kind) 
     refuse_other_sizes({"num_layers": count, "embed_dim": width}, facts)
     if architecture.num_positions:
         num_heads = _heads(facts, width, 0)
-        inv_freq = torch.zeros(width // num_heads // 2)  # nothing is turned
+        inv_freq = torch.zeros(width // num_heads // 2)  # nothing is rotated
     else:
         inv_freq, num_heads = _rotary(tensors, facts, count, width)
     if has_head and not any(key.startswith(layout.HEAD) for key in tensors):
@@ -120,7 +120,7 @@ def _recognise(opened: Opened, names: layout.Names, has_head: bool, kind: Kind) 
 
 
 def _architecture(opened: Opened, names: layout.Names, kind: Kind) -> Architecture:
-    """Return which network of a kind it is; raise ValueError with the reason if it is none."""
+    """Return the architecture of the checkpoint; raise ValueError if it is not of this kind."""
     facts, tensors = opened.facts, opened.tensors
     if kind is kin.ESM_1:
         if opened.is_elder and facts.get("arch") != ARCH_OF_ESM_1:
@@ -132,7 +132,7 @@ def _architecture(opened: Opened, names: layout.Names, kind: Kind) -> Architectu
         if not opened.is_elder and facts.get("emb_layer_norm_before", has_norm) != has_norm:
             raise ValueError("its tensors and its settings differ in emb_layer_norm_before")
         return ESM_1B if has_norm else ESM_1V
-    if opened.is_elder or any(key.startswith(ELDER_KEYS) for key in tensors):
+    if opened.is_elder or any(key.startswith(ESM_1_KEYS) for key in tensors):
         raise ValueError("it is of an older network (ESM-1, ESM-1b, ESM-1v or MSA Transformer)")
     if reason := unlike(facts, kind):
         raise ValueError(reason)
@@ -162,7 +162,7 @@ def _rotary(
 
 
 def _heads(facts: Mapping[str, Any], width: int, usual: int) -> int:
-    """Return the number of heads that the settings say, or the `usual` one if that is not 0."""
+    """Return the number of heads in the settings, or else `usual` if that is not 0."""
     heads = number(facts, "attention_heads", usual)
     if not heads:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The columns of a part: names, types, and Arrow arrays from NumPy arrays. Imports no torch."""
+"""The columns of a part: names, types, and a batch of rows. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Converting a checkpoint into our file: its content, the check of its tensors, and writing.
+"""Convert a checkpoint to our file of weights: check its tensors, stack and write them.
 
-This module has our layout; the names of tensors in checkpoints are elsewhere.
+The names of tensors in checkpoints are in `layout` and `readers`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 log = logging.getLogger("featuremill.weights")
 NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""Number types of a checkpoint, and their names in the safetensors format."""
+"""The dtypes of a checkpoint, and their names in the safetensors format."""
 
 
 class Checkpoint(NamedTuple):
@@ -45,8 +45,8 @@ class Checkpoint(NamedTuple):
     sizes: Sizes
     license: str
     is_half: bool = False
-    """Whether fp16 holds each number exactly: the larger ESM-2 were trained so; fair-esm stores
-    them in fp16 and Hugging Face in fp32."""
+    """Whether fp16 represents each number exactly: the larger ESM-2 were trained in fp16, which
+    fair-esm stores in fp16 and Hugging Face in fp32."""
 
     def parts(self, entry: Entry) -> list[Tensor]:
         """Return the tensors that are stacked as `entry`."""
@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
         return stacked.to(self.dtype(entry))
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        """Return the number type of `entry` that holds all of its parts exactly."""
+        """Return the dtype of `entry` that represents all of its parts exactly."""
         if self.is_half and not entry.keeps_type:
             return torch.float16
         first, *others = self.parts(entry)
@@ -69,11 +69,11 @@ class Checkpoint(NamedTuple):
         return dtype
 
     def fits_half(self) -> bool:
-        """Return whether fp16 holds each number exactly."""
+        """Return whether fp16 represents each number exactly."""
         return all(_fits_half(part) for entry in self.entries for part in self.parts(entry))
 
     def metadata(self) -> dict[str, str]:
-        """Return the facts about the network, as text."""
+        """Return the metadata of the file: sizes and other facts about the network, as text."""
         (embedding,) = (entry for entry in self.entries if entry.name == EMBEDDING)
         known = self.sizes.metadata()
         known["dtype"] = str(self.dtype(embedding)).removeprefix("torch.")
@@ -81,14 +81,14 @@ class Checkpoint(NamedTuple):
 
 
 def _fits_half(tensor: Tensor) -> bool:
-    """Return whether `tensor` is in fp16, or in fp32 with numbers that fp16 holds exactly."""
+    """Return whether fp16 represents the numbers of `tensor`, in fp16 or fp32, exactly."""
     if tensor.dtype != torch.float32:
         return tensor.dtype == torch.float16
     return torch.equal(tensor.half().float(), tensor)
 
 
 def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
-    """Return the count in the setting `name`, or `otherwise`. The settings may have been edited."""
+    """Return the count in the setting `name`, or `otherwise`; the settings may be edited."""
     value = facts.get(name)
     text = str(otherwise if value is None or str(value) == "0" else value)
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
@@ -128,8 +128,8 @@ def check_tensors(
 ) -> None:
     """Raise ValueError if a tensor is missing, has another shape or type, or is not expected.
 
-    Names of the encoder's tensors start with `of_encoder`, those of unused ones with `idle`. Parts
-    in `common` are left out without a message.
+    Names of the encoder's tensors start with `of_encoder`, those of unused tensors with `idle`.
+    Parts in `common` are ignored without a message.
     """
     used = set[str]()
     for entry in checkpoint.entries:
@@ -159,8 +159,8 @@ def check_tensors(
 def write(checkpoint: Checkpoint, path: Path) -> str:
     """Write `checkpoint` to `path` as safetensors, tensor by tensor; return the file's sha256.
 
-    The bytes depend on the values alone. (The safetensors library needs all tensors in memory at
-    once, which is 30 GB for the largest model, and does not guarantee the order of its header.)
+    The bytes depend on the values only. The safetensors library is not used: it needs all tensors
+    in memory (30 GB for the largest model) and does not guarantee the order of its header.
     """
     header: dict[str, Any] = {}
     end = 0

@@ -100,7 +100,7 @@ def embed(
     lease: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> Features | dict[str, Features]:
-    """Return the features of sequences by an ESM-2, in order: `compute` without ids and a table.
+    """Return the features of sequences by an ESM-2, in order, as arrays; see also `compute`.
     Without `model`, this is the demonstration network mill_t6_8M, which is not ESM-2, with a
     warning once in a process; for science, name an ESM-2 such as model="esm2_t33_650M_UR50D".
 
@@ -112,16 +112,16 @@ def embed(
     `device`, `gpus`, `workers`, `lease` and `progress` are those of `compute`: gpus="all" computes
     on every GPU. The numbers are those of a run with the same options (config/README.md) on the
     same device.
-    Sequences are cleaned as in a run: lower case, white space, a '*' at the end, J. Equal ones are
-    computed once. Only the first `max_residues` residues of a sequence count, unless `long` is set;
-    a warning counts the truncated sequences.
+    Sequences are cleaned as in a run: lower case, whitespace, a '*' at the end, J. Equal sequences
+    are computed once. Only the first `max_residues` residues of a sequence are used, unless `long`
+    is set; a warning has the number of truncated sequences.
 
     If memory runs out, batches get smaller, with one warning. The model stays loaded for the next
     call with the same model and device; `forget_model` frees its memory.
 
     Raises:
-        UserError: an option is wrong, a sequence (named by its index) is no protein, or memory runs
-            out for a single one.
+        UserError: if an option is invalid, a sequence (named by its index) is not a protein, or
+            memory runs out for a single sequence.
     """
     is_one = isinstance(layers, int) and isinstance(pool, str)
     options = {
@@ -159,7 +159,7 @@ def embed(
 
 @contextlib.contextmanager
 def _naming_arguments() -> Iterator[None]:
-    """Name arguments in messages of options: they are keys of a config elsewhere."""
+    """Replace options of a config in messages of the block by the names of arguments."""
     try:
         yield
     except UserError as error:
@@ -167,7 +167,7 @@ def _naming_arguments() -> Iterator[None]:
 
 
 def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
-    """Return arrays as they are delivered: vectors as one matrix, matrices as a list."""
+    """Return vectors stacked to a matrix, but matrices of residues as a list."""
     import numpy as np
 
     if not hasattr(kind, "list_size"):  # of residues
@@ -176,7 +176,7 @@ def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
 
 
 def _refusing(payloads: Sequence[bytes]) -> Callable[[int, str], object]:
-    """Return a function that reports, in a sentence, why one of `payloads` cannot be computed."""
+    """Return a function that raises UserError with the reason why a payload cannot be computed."""
 
     def refuse(index: int, reason: str) -> None:
         if reasons.kind_of(reason) is reasons.NOT_FINITE:

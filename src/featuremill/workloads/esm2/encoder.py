@@ -1,11 +1,11 @@
 """The encoder over packed sequences, without padding, language-model head or attention maps.
 
 Numerics are those of fair-esm 2.0.0 (ESM-2, ESM-1b, ESM-1v) and of transformers 5.23 (ESM C,
-SaProt) in fp32. In bf16 and fp16 only the matrix products and the tensors between them are narrow:
-residual stream, LayerNorm, rotary and softmax stay in fp32.
+SaProt) in fp32. With bf16 and fp16, only the matrix products and the tensors between them are in 16
+bits: residual stream, LayerNorm, rotary and softmax stay in fp32.
 
-Shape legend: T tokens of all sequences, D width, F width of the feed forward, H heads, d width of a
-head, P positions, f = d/2 pairs of a head.
+Shape legend: T tokens of all sequences, D width, F inner width of the feed-forward layers, H heads,
+d width of a head, P positions, f = d/2 pairs of a head.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
 PRODUCTS = ("qkv", "out", "up", "down")
-"""Products of a layer, by their names in a weights file."""
+"""Names of the linear layers of a layer in a file of weights."""
 ADDED = ("out", "down")
-"""Products that are added to the residual stream."""
+"""Linear layers whose output is added to the residual stream."""
 Get = Callable[[str], Tensor]
-"""Returns a tensor of the weights file by its name."""
+"""A function that returns a tensor of the file of weights by its name."""
 
 
 class Encoder:
-    """A network from a file of `featuremill weights`, on one device or with its layers spread over
-    several.
+    """A network from a file of `featuremill weights`, with its layers on one device or several.
 
     The embedding is on the first device, the final LayerNorm on the last.
     """
@@ -61,9 +60,8 @@ class Encoder:
         attention: Backend | None = None,
         prefix: str = "",
     ) -> None:
-        """Products are also tested with `num_rows`, the rows of a batch; 0 for none. `attention`
-        takes the place of all methods for attention. `prefix` stands before all names in the
-        file."""
+        """Products are also tested with `num_rows`, the rows of a batch, unless it is 0.
+        `attention` replaces all methods for attention. `prefix` precedes all names in the file."""
         self.dtype = dtype
         self._num_rows = num_rows
         self._attention = attention
@@ -103,8 +101,7 @@ class Encoder:
             self.stages.append(self._stage(get, device, numbers))
 
     def _stage(self, get: Get, device: torch.device, numbers: range) -> Stage:
-        """Return these layers on `device`, computed by the best methods that pass their tests
-        there."""
+        """Return these layers on `device`, with the fastest methods that pass their tests there."""
         with loading.part("methods"):
             fallbacks = Fallbacks(device, self.dtype, self.num_heads, self.head_dim)
             if self._attention:
@@ -125,7 +122,7 @@ class Encoder:
                 if number in (numbers[0], numbers[-1]):
                     triton_cache.wait_for_key()
                     exact = self._exact(get, number, device)
-                    what = (self.embedding, self._turns, self.dtype, self._num_rows)
+                    what = (self.embedding, self._rotary, self.dtype, self._num_rows)
                     if fault := fault_of(stage, layer, exact, *what):
                         break
             if not fault:
@@ -154,7 +151,7 @@ class Encoder:
         )
 
     def _exact(self, get: Get, number: int, device: torch.device) -> Weights:
-        """Return the weights of a layer's products again, in fp32."""
+        """Return the weights of a layer's linear layers in fp32, for tests."""
         exact = {}
         for name in PRODUCTS:
             weight_OI, bias_O = self._weights(get, number, name, device)
@@ -164,8 +161,8 @@ class Encoder:
     def _weights(
         self, get: Get, number: int, name: str, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of a product in the computing dtype. They are rounded on `device`:
-        a GPU does that during the copy."""
+        """Return the weight and bias of a linear layer in the computing dtype, rounded on
+        `device`."""
         weight_OI, bias_O = (
             get(f"layers.{number}.{name}.{part}").to(device) for part in ("weight", "bias")
         )
@@ -193,8 +190,8 @@ class Encoder:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (layer, hidden_TD in fp32) for each wanted layer, in order.
 
-        `pack` is on the first device, a hidden state on the device of its layer. It is overwritten
-        when the next one is requested. Rows from `pack.bounds[-1]` on have no meaning.
+        `pack` is on the first device, a hidden state on the device of its layer; it is overwritten
+        when the next one is requested. Rows from `pack.bounds[-1]` on are undefined.
         """
         residual_TD = F.embedding(pack.tokens_T, self.embedding)
         if pack.unmasked_T1 is not None and self.architecture.has_token_dropout:
@@ -221,10 +218,10 @@ class Encoder:
                     if qkv_T3Hd is None:
                         first = self._heads(stage, layer, pack)
                         qkv_T3Hd = stage.rows(first, blocks, heads, self.dtype)
-                    turns_Pf2 = self._turns(pack.longest, stage.device)
-                    context_TD = stage.attend(layer, qkv_T3Hd, pack, turns_Pf2).flatten(1)
+                    rotary_Pf2 = self._rotary(pack.longest, stage.device)
+                    context_TD = stage.attend(layer, qkv_T3Hd, pack, rotary_Pf2).flatten(1)
                     into = qkv_T3Hd if len(blocks) > 1 else None
-                    qkv_T3Hd = None  # long proteins need the memory
+                    qkv_T3Hd = None  # free memory for long proteins
                     add = self._add(stage, layer, context_TD)
                     if following is None or number in wanted:
                         stage.each(add, blocks)
@@ -245,21 +242,21 @@ class Encoder:
     ) -> Callable[[Block, Tensor | None], Tensor]:
         """Return the function that computes qkv_T3Hd of a block, with query and key rotated by
         position if attention does not do that."""
-        turns_Pf2 = self._turns(pack.longest, stage.device)
+        rotary_Pf2 = self._rotary(pack.longest, stage.device)
 
         def compute(block: Block, into: Tensor | None) -> Tensor:
             normed_TD = block.stream.norm(stage.kernels, *layer.attention_norm, self.dtype)
             qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
-            if not stage.turns_in_attention(layer):
+            if not stage.rotates_in_attention(layer):
                 positions_T = block.rows_of(pack.positions_T)
-                stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, positions_T, layer.query_key_norm_2D)
+                stage.kernels.rotate_(qkv_T3Hd, rotary_Pf2, positions_T, layer.query_key_norm_2D)
             return qkv_T3Hd if into is None else into.copy_(qkv_T3Hd)
 
         return compute
 
     def _add(self, stage: Stage, layer: Layer, context_TD: Tensor) -> Callable[[Block], None]:
-        """Return the function that adds the layer's attention, and then its feed forward, to a
-        block of the residual stream."""
+        """Return the function that adds attention and then the feed-forward layers to a block of
+        the residual stream."""
 
         def compute(block: Block) -> None:
             stream = block.stream
@@ -287,7 +284,7 @@ class Encoder:
         with stage.current():
             return stage.kernels.mean_rows(hidden_TD, starts_N, ends_N)
 
-    def _turns(self, num_positions: int, device: torch.device) -> Tensor:
+    def _rotary(self, num_positions: int, device: torch.device) -> Tensor:
         """Return cosine and sine of the angle of each pair at each position, in fp32."""
         known_Pf2 = self._turns_Pf2.get(device)
         if known_Pf2 is None or len(known_Pf2) < num_positions:
@@ -301,7 +298,7 @@ class Encoder:
 def _after(
     first: Callable[[Block], None], then: Callable[[Block, Tensor | None], Tensor]
 ) -> Callable[[Block, Tensor | None], Tensor]:
-    """Return a function that computes both for a block, one after the other."""
+    """Return a function that computes `first` and then `then` for a block."""
 
     def compute(block: Block, into: Tensor | None) -> Tensor:
         first(block)
@@ -311,7 +308,7 @@ def _after(
 
 
 def _whole(blocks: list[Block]) -> Tensor:
-    """Return the residual stream with everything added; later steps may overwrite it."""
+    """Return the residual stream with all outputs added; later steps may overwrite it."""
     rows_TD = [block.stream.whole() for block in blocks]
     return rows_TD[0] if len(rows_TD) == 1 else torch.cat(rows_TD)
 

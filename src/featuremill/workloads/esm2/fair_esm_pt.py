@@ -1,6 +1,6 @@
-"""fair-esm-pt/: one `.pt` for each protein, in the layout of fair-esm's scripts/extract.py.
+"""The output fair-esm-pt/: a `.pt` per protein, in the layout of fair-esm's scripts/extract.py.
 
-A file is named by the whole header, and a "/" in it makes folders, as there. It holds a dict:
+A file is named by the whole header; a "/" in it makes folders, as in extract.py. It has a dict:
 `label` and, by layer, `mean_representations` and `bos_representations` of shape (width,) and
 `representations` of shape (length, width), in the number types of the run. provenance.json in the
 folder has the provenance.
@@ -45,9 +45,9 @@ KEYS = {
     "residues": "representations",
 }
 UNUSABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
-"""Errors of a file system for a name that it cannot take, or that is taken."""
+"""Errors of a file system for a name that is invalid or exists already."""
 SHORTENED = 60
-"""Letters of a header that are kept in a shortened name."""
+"""Number of characters of a header in a shortened name."""
 NOT_PLAIN = re.compile(r"[^\w .=|-]")
 
 
@@ -55,7 +55,7 @@ def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
     """Return, for each column of `values`, extract.py's key and the layer.
 
     Raises:
-        UserError: extract.py has no key for a column.
+        UserError: if extract.py has no key for a column.
     """
     refuse_outputs(["fair_esm_pt"], values)
     matches = {name: COLUMN.fullmatch(name) for name in values.names}
@@ -101,7 +101,7 @@ class Writer:
             self._save(folder, result, id, label)
 
     def _save(self, folder: Path, result: Mapping[str, Any], id: str, label: str) -> None:
-        content = BytesIO()  # so that a full disk is an OSError: PyTorch's own error has no number
+        content = BytesIO()  # PyTorch's own error for a full disk has no errno
         self._torch.save(result, content)
         with _new_file(folder, id, label) as file:
             file.write(content.getbuffer())
@@ -113,9 +113,8 @@ class Writer:
 def _new_file(folder: Path, id: str, label: str) -> BinaryIO:
     """Open a new file in `folder` named by `label`, or by a digest of `id` if that is impossible.
 
-    It is impossible if the header leads out of the folder, has control characters, is too long for
-    the file system, or is taken (also by another case of letters, where the file system ignores
-    case).
+    It is impossible if the label leads out of the folder, has control characters, is too long for
+    the file system, or exists already (also in other case, if the file system ignores case).
     """
     parts = label.split("/")
     if label.isprintable() and not {"", ".", ".."} & set(parts):

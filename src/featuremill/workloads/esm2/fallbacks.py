@@ -1,11 +1,10 @@
-"""Chooses the method of each operation of the encoder on a device: the best that passes its test.
+"""Choose the method of each operation of the encoder on a device: the fastest that passes its test.
 
-While a model is loaded, each operation of a layer is computed once, by the method that batches will
-use, and compared with plain fp32 arithmetic on the same weights. An operation that fails is
-replaced by its next method, with a warning; without a next one, the load fails. So kernels are
-compiled and handles created before the first batch, and a fault of the installation fails no
-record. The operation is named before its test, so that a crash can be reported and the method left
-out by hand.
+While a model is loaded, each operation of a layer is computed once, by the method for batches, and
+compared with fp32 arithmetic on the same weights. If a method fails, the next one is used, with a
+warning; without a next one, the load fails. So kernels are compiled and handles created before the
+first batch, and a fault of the installation fails no record. The operation is announced before its
+test, so that the message of a crash names it and the user can exclude the method.
 
 Shape legend: T tokens, D width, F width of the feed forward, H heads, d width of a head, O and I
 outputs and inputs, S rows of a sample.
@@ -44,7 +43,7 @@ from featuremill.workloads.esm2.stages import Layer, Stage
 __all__ = ["Fallbacks"]
 LENGTHS = (3, 70, 1, 200)
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
-"""The largest relative L2 error of an operation."""
+"""The largest relative L2 error of an operation, by dtype."""
 WAYS_OF = {
     "attention": "attention",
     "product": "products",
@@ -78,12 +77,12 @@ WORDS = {
     "FA2": "FA2",
     "direct": "direct",
 }
-"""The values of FEATUREMILL_WITHOUT, and what the names of the backends contain that each one
-excludes."""
+"""The values of FEATUREMILL_WITHOUT; each excludes backends whose names contain one of its
+texts."""
 SAMPLE = 64
-"""Rows of a full batch that are compared: the first, the last, and some between."""
+"""Number of rows of a full batch that are compared: the first, the last, and some between."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
-"""Weight (OI) and bias (O) of a layer's products, rounded like the layer's, in fp32."""
+"""Weight (OI) and bias (O) of linear layers in fp32, rounded like those of the layer."""
 W = TypeVar("W", Backend, Kernels, Copies, type[Product])
 log = logging.getLogger("featuremill.workloads.esm2")
 
@@ -104,7 +103,7 @@ class Fallbacks:
         self._device = device
         left_out = _left_out()
         self.attention = _kept(attention.backends(device, dtype, num_heads, head_dim), left_out)
-        """The methods for attention, the best first; the other lists have the same order."""
+        """The methods for attention, the fastest first, as in the other lists."""
         self.kernels = _kept(kernels.ways(device, dtype, num_heads, head_dim), left_out)
         self.products = _kept(matmul.forms(device, dtype), left_out)
         self.copies = _kept(spread.ways(), left_out)
@@ -113,7 +112,7 @@ class Fallbacks:
         """Remove the method that failed, and use the next one.
 
         Raises:
-            WorkloadError: it was the last one.
+            WorkloadError: if it was the last one.
         """
         kind = WAYS_OF[fault.operation]
         names = [*map(_way, getattr(self, kind))]
@@ -148,7 +147,7 @@ def _way(way: Backend | Kernels | Copies | type[Product]) -> str:
 
 def _others(forms: list[type[Product]], operation: str) -> list[type[Product]]:
     """Return the `forms` that compute `operation` by other code than the first one, if there are
-    any: the same code would fail again."""
+    any, as the same code would fail again."""
 
     def code(form: type[Product]) -> object:
         return form.gelu if operation == "product with GELU" else (form.__call__, form.STREAM)
@@ -161,7 +160,7 @@ def _left_out() -> list[str]:
     """Return the words in FEATUREMILL_WITHOUT.
 
     Raises:
-        UserError: one of them is unknown.
+        UserError: if one of them is unknown.
     """
     words = [word for part in environment.WITHOUT.value().split(",") if (word := part.strip())]
     for word in words:
@@ -174,7 +173,7 @@ def _left_out() -> list[str]:
 
 
 def _kept(ways: list[W], words: Collection[str]) -> list[W]:
-    """Return the methods that `words` do not exclude; the last of all is always kept."""
+    """Return the methods that `words` do not exclude; the last method is always kept."""
     kept = [way for way in ways if not any(WORDS[word] in _way(way) for word in words)]
     return kept or ways[-1:]
 
@@ -188,7 +187,7 @@ def fault_of(
     layer: Layer,
     exact: Weights,
     embedding_VD: Tensor,
-    turns: Callable[[int, torch.device], Tensor],
+    rotary: Callable[[int, torch.device], Tensor],
     dtype: torch.dtype,
     num_rows: int,
 ) -> Fault | None:
@@ -196,12 +195,12 @@ def fault_of(
     are also tested with `num_rows`, unless it is 0.
 
     Raises:
-        RuntimeError: memory ran out or the device is dead, which is no fault of an operation.
+        RuntimeError: if memory ran out or the device is dead, which is no fault of an operation.
     """
     trial = _Trial(stage, dtype)
     try:
         with stage.current(), torch.inference_mode():
-            trial.run(layer, exact, embedding_VD, turns)
+            trial.run(layer, exact, embedding_VD, rotary)
             trial.run_full(layer, exact, num_rows)
     except Exception as error:
         if not trial.operation:  # a part that all operations need
@@ -219,7 +218,7 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
     """Return the fault of copies from a device to another one and back, or None.
 
     Raises:
-        RuntimeError: memory ran out or a device is dead, which is no fault of a copy.
+        RuntimeError: if memory ran out or a device is dead, which is no fault of a copy.
     """
     operation = "copy between GPUs"
     loading.at(named := _named(operation, way.name))
@@ -237,7 +236,7 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
 
 
 def _named(operation: str, way: str) -> str:
-    """Return the name of a test, and how to continue without its method."""
+    """Return the name of a test, with advice how to exclude its method."""
     word = next((word for word, mark in WORDS.items() if mark in way), "")
     advice = f" ({environment.WITHOUT}={word} continues without)" if word else ""
     return f"{operation} by {way}{advice}"
@@ -252,11 +251,11 @@ def _fault(operation: str, named: str, error: Exception) -> Fault:
 
 
 class _Trial:
-    """Computes a layer's operations on a few tokens, by the chosen methods and in plain fp32."""
+    """Computes a layer's operations on a few tokens, by the chosen methods and in fp32."""
 
     def __init__(self, stage: Stage, dtype: torch.dtype) -> None:
         self.operation = self.named = ""
-        """The operation of the current test, and the same with its method."""
+        """The operation of the current test, without and with its method."""
         self.errors: list[tuple[str, float]] = []
         """The relative L2 error of each operation."""
         self._stage, self._dtype = stage, dtype
@@ -276,7 +275,7 @@ class _Trial:
         layer: Layer,
         exact: Weights,
         embedding_VD: Tensor,
-        turns: Callable[[int, torch.device], Tensor],
+        rotary: Callable[[int, torch.device], Tensor],
     ) -> None:
         """Compute `layer`, the last of its stage."""
         stage, pack = self._stage, _pack().to(self._stage.device)
@@ -289,7 +288,7 @@ class _Trial:
         self._at("product")
         qkv_TO = layer.qkv(normed_TD)
         self._is(qkv_TO, F.linear(normed_TD.float(), *exact["qkv"]))
-        context_TD = self._attend(layer, qkv_TO, turns(pack.longest, stage.device), pack)
+        context_TD = self._attend(layer, qkv_TO, rotary(pack.longest, stage.device), pack)
         self._add(stream, layer.out, context_TD, exact["out"])
 
         normed_TD = self._norm(stream, layer.feed_forward_norm, self._dtype)
@@ -304,8 +303,8 @@ class _Trial:
         self._is(means_ND, torch.stack([hidden_TD[a:b].mean(0) for a, b in rows]))
 
     def run_full(self, layer: Layer, exact: Weights, num_rows: int) -> None:
-        """Compute the layer's products with the rows of a full batch, for which cuBLAS uses another
-        kernel than for few; with fewer if memory is too small, as batches will have."""
+        """Compute the linear layers with the rows of a full batch, for which cuBLAS uses another
+        kernel than for few rows; with fewer rows if memory is too small, as batches will have."""
         while num_rows > SAMPLE:
             try:
                 self._products(layer, exact, num_rows)
@@ -346,8 +345,8 @@ class _Trial:
     def _hidden(
         self, layer: Layer, rows_TD: Tensor, up_SO: Tensor, chosen_S: Tensor | slice = slice(None)
     ) -> Tensor:
-        """Compute the tensor between the halves of the feed forward. The product of the chosen rows
-        must be `up_SO`."""
+        """Compute the inner tensor of the feed-forward layers, and check it; `up_SO` is the
+        expected product of the chosen rows."""
         if not layer.is_gated:
             self._at("product with GELU")
             hidden_TF = layer.up.gelu(rows_TD)
@@ -372,8 +371,8 @@ class _Trial:
     def _add(
         self, stream: Stream, product: Product, rows_TI: Tensor, exact: tuple[Tensor, Tensor]
     ) -> None:
-        """Add a product to the stream, and check the change of the stream, apart from its rounding:
-        the change may be small beside it."""
+        """Add a product to the stream, and check the change of the stream, without the rounding of
+        the stream, which may be larger than the change."""
         self._at("product")
         before_TD = stream.copy()
         stream.add(product, rows_TI)
@@ -381,19 +380,19 @@ class _Trial:
         rounding_TD = torch.finfo(torch.float32).eps * after_TD.abs()
         self._is(stream.copy() - before_TD, after_TD - before_TD, rounding_TD)
 
-    def _attend(self, layer: Layer, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
-        qkv_T3Hd = qkv_TO.view(len(qkv_TO), 3, -1, 2 * turns_Pf2.shape[1])
-        turned_T3Hd = _turned(layer, qkv_T3Hd.float(), turns_Pf2[pack.positions_T])
-        if not self._stage.turns_in_attention(layer):
+    def _attend(self, layer: Layer, qkv_TO: Tensor, rotary_Pf2: Tensor, pack: Packed) -> Tensor:
+        qkv_T3Hd = qkv_TO.view(len(qkv_TO), 3, -1, 2 * rotary_Pf2.shape[1])
+        turned_T3Hd = _rotated(layer, qkv_T3Hd.float(), rotary_Pf2[pack.positions_T])
+        if not self._stage.rotates_in_attention(layer):
             self._at("rotary")
             weight_2D = layer.query_key_norm_2D
-            self._stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, weight_2D)
+            self._stage.kernels.rotate_(qkv_T3Hd, rotary_Pf2, pack.positions_T, weight_2D)
             self._is(qkv_T3Hd, turned_T3Hd)
             turned_T3Hd = qkv_T3Hd
-        # Rounded as the kernel rounds it: large scores would show the rounding of what made them.
+        # Inputs are rounded as in the kernel, because large scores amplify rounding.
         turned_T3Hd = turned_T3Hd.to(self._dtype).float()
         self._at("attention")
-        context_TD = self._stage.attend(layer, qkv_T3Hd, pack, turns_Pf2).flatten(1)
+        context_TD = self._stage.attend(layer, qkv_T3Hd, pack, rotary_Pf2).flatten(1)
         plain_THd = attention.attend_per_sequence(turned_T3Hd, pack, attention.with_scores)
         plain_TD = plain_THd.flatten(1)
         # The padding rows may have any number but NaN, which is not equal to itself.
@@ -403,21 +402,21 @@ class _Trial:
 
     def _is(self, actual: Tensor, expected: Tensor, granted: Tensor | float = 0.0) -> None:
         off = ((actual.float() - expected).abs() - granted).clamp(min=0)
-        # Reading the number waits for the device: a GPU reports errors or hangs only then, and that
-        # must count for this operation.
+        # Reading the number waits for the device, so that its errors and hangs count for this
+        # operation.
         self.errors.append((self.operation, float(off.norm() / expected.norm())))
 
 
-def _turned(layer: Layer, qkv_T3Hd: Tensor, turns_Tf2: Tensor) -> Tensor:
-    """Return fp32 query, key and value with query and key turned, and normed before
-    if the layer does so."""
+def _rotated(layer: Layer, qkv_T3Hd: Tensor, rotary_Tf2: Tensor) -> Tensor:
+    """Return fp32 query, key and value with rotated query and key, normed before if the layer does
+    so."""
     query_key_T2Hd, weight_2D = qkv_T3Hd[:, :2], layer.query_key_norm_2D
     if weight_2D is not None:
         normed_T2D = F.layer_norm(
             query_key_T2Hd.flatten(2), weight_2D.shape[1:], eps=reference.NORM_EPSILON
         )
         query_key_T2Hd = (normed_T2D * weight_2D).view_as(query_key_T2Hd)
-    cosine, sine = turns_Tf2[:, None, None].unbind(-1)
+    cosine, sine = rotary_Tf2[:, None, None].unbind(-1)
     even, odd = query_key_T2Hd[..., ::2], query_key_T2Hd[..., 1::2]
     pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
     return torch.cat((pairs.flatten(-2), qkv_T3Hd[:, 2:]), 1)

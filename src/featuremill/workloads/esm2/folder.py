@@ -1,6 +1,6 @@
-"""The network and the tokens of a Hugging Face folder; refuses other networks.
+"""Read the settings and tokens of a Hugging Face folder, and refuse other networks.
 
-Reads no weights and imports no torch, so a run is refused before its first job.
+Reads no weights and imports no torch, so that a run is refused before its first job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALPHABET = (
 
 
 class Kind(NamedTuple):
-    """A kind of network, as its files show it."""
+    """A kind of network, described by the content of its files."""
 
     title: str
     model_type: str
@@ -33,13 +33,13 @@ class Kind(NamedTuple):
     left_out: Mapping[str, Any]
     """The defaults of transformers for settings that a config.json lacks."""
     alphabet: tuple[str, ...]
-    """Its tokens, in the order of their ids."""
+    """The tokens in the order of their ids."""
     most_tokens: int
-    """Rows of the embedding."""
+    """Largest number of rows of the embedding."""
     others: str
-    """The remedy for other networks."""
+    """The advice for other networks, in error messages."""
     give: str
-    """The valid inputs, for error messages."""
+    """The valid inputs, in error messages."""
 
 
 ESM2 = Kind(
@@ -63,11 +63,10 @@ ESM2 = Kind(
 
 def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
     """Return the settings of such a network from the config.json in the folder `path`, or beside
-    the file `path`; none if there is no config.json, or if the one beside a file is of another
-    model.
+    the file `path`; {} if there is no config.json, or that beside a file is of another model.
 
     Raises:
-        UserError: it is of another network, or has other tokens.
+        UserError: if the folder has another network, or other tokens.
     """
     folder = path if path.is_dir() else path.parent
     config = folder / CONFIG
@@ -98,7 +97,7 @@ def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
 
 
 def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
-    """Return in words the first setting that is not such a network's; "" if all are."""
+    """Describe the first setting that this kind of network does not have; "" if there is none."""
     for fact, value in kind.required.items():
         if facts.get(fact, value) != value:
             return f"its settings have {fact} {facts[fact]}, where an {kind.title} has {value}"
@@ -106,7 +105,7 @@ def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
 
 
 def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any], kind: Kind) -> None:
-    """Raise UserError if a file has other ids of tokens."""
+    """Raise UserError if a file of the folder has other token ids."""
     text, fast = folder / "vocab.txt", folder / "tokenizer.json"
     if facts.get("vocab_list"):
         _refuse_unless_alphabet(folder / CONFIG, facts["vocab_list"], kind)

@@ -1,4 +1,4 @@
-"""The instructions of this CPU that compute."""
+"""Find the vector instructions of this CPU: AMX, AVX-512, AVX2 or SSE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ISAS_ALLOWED = {
     "AVX": (),
     "SSE41": (),
 }
-"""The instructions that remain with values of ONEDNN_MAX_CPU_ISA."""
+"""The allowed instructions, by value of ONEDNN_MAX_CPU_ISA."""
 
 
 def instructions(dtype: torch.dtype) -> str:
@@ -40,5 +40,5 @@ def instructions(dtype: torch.dtype) -> str:
 
 @functools.cache
 def is_amx_granted() -> bool:
-    """Return whether this process may use AMX: it has to ask the system, which may refuse."""
+    """Return whether this process may use AMX, which it has to request from the kernel."""
     return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())

@@ -1,7 +1,5 @@
-"""ESM-1b, ESM-1v and SaProt, as their files show them.
-
-The engine computes them for scores, and the first two for contacts. Imports no torch.
-"""
+"""The kinds of networks ESM-1b, ESM-1v and SaProt, which the engine computes for scores, and the
+first two also for contacts. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A CPU's threads as lanes, each of which computes whole pieces by itself.
+"""Threads of a CPU as lanes, each of which computes whole pieces.
 
-One thread computes a piece, so the number of threads cannot change its bits, and no thread waits
-for others before its own pieces are done.
+A single thread computes a piece, so the number of threads does not change its bits, and threads do
+not wait for each other within a piece.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def each(compute: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
     """Compute every piece, in order, each in a free lane; return when all are done.
 
     Raises:
-        Exception: the first that a piece raised; pieces that other lanes had started are finished
-            first.
+        Exception: the first exception of a piece, after the pieces of other lanes are finished.
     """
     left = iter(list(pieces))
     pool = _pool(number())
@@ -38,7 +37,7 @@ def each(compute: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
         for lane in lanes:
             lane.result()
     except Exception:
-        # If oneDNN once had no memory for its code in a thread, it fails there ever after.
+        # If oneDNN had no memory for its code in a thread once, it always fails in that thread.
         _pool.cache_clear()
         raise
 
@@ -51,7 +50,7 @@ def _lane(compute: Callable[[Piece], None], left: Iterator[Piece]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _pool(num_lanes: int) -> ThreadPoolExecutor:
-    """Return so many threads, each of which uses only itself for torch's operations."""
+    """Return a pool of threads, in each of which torch uses one thread."""
     all_there = Barrier(num_lanes + 1)
 
     def start() -> None:

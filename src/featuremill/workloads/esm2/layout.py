@@ -1,4 +1,4 @@
-"""Names of ESM-2's tensors: in fair-esm, in Hugging Face, and in our files.
+"""Names of ESM-2's tensors in fair-esm, in Hugging Face, and in our files of weights.
 
 Our file has, per layer, `layers.<i>.` attention_norm, qkv (query, key and value as one matrix),
 out, feed_forward_norm, up and down, each with .weight and .bias; and once embed_tokens.weight,
@@ -32,9 +32,9 @@ class Names(NamedTuple):
     layer: str
     final_norm: str
     parts: Mapping[str, tuple[str, ...]]
-    """Our part of a layer → theirs; several are stacked."""
+    """Our name of a part of a layer → the names in the source; several are stacked."""
     decoder: str
-    """The head's last matrix, if it is stored: it is tied to the embedding."""
+    """The name of the head's last matrix, which may be missing, as it is tied to the embedding."""
     positions: str
     first_norm: str
 
@@ -80,10 +80,10 @@ class Entry(NamedTuple):
 
     name: str
     keys: tuple[str, ...]
-    """The tensors of the source that are stacked to it."""
+    """The names of the tensors of the source that are stacked."""
     shape: tuple[int, ...]
     keeps_type: bool = False
-    """Whether it keeps its number type where the others are stored in fp16."""
+    """Whether it keeps its dtype if the others are stored in fp16."""
 
 
 def of_ours(sizes: Sizes) -> Iterator[Entry]:
@@ -114,7 +114,7 @@ def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Itera
 
 
 def first_entries(names: Names, architecture: Architecture, width: int) -> Iterator[Entry]:
-    """Yield the tensors that ESM-1b and ESM-1v have before their layers, and ESM-2 has not."""
+    """Yield the tensors of ESM-1b and ESM-1v before the layers, which ESM-2 lacks."""
     if rows := architecture.num_positions:
         yield Entry(POSITIONS, (names.positions,), (rows, width))
     if architecture.norms_embedding:

@@ -1,7 +1,6 @@
-"""The encoder's matrix products, each behind one class.
+"""The linear layers of the encoder, with a class for each method to compute them.
 
-A product is rows of inputs times weights plus bias, for all rows at once; `gelu` applies GELU in
-the same pass.
+A product is rows of inputs times weights plus bias, for all rows at once; `gelu` also applies GELU.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -20,12 +19,12 @@ from featuremill.workloads.esm2.residual import AddedByNorm, AddedByProduct, Str
 
 
 class Product(Protocol):
-    """A product with its weights."""
+    """A linear layer with its weights."""
 
     NAME: ClassVar[str]
     """The method, for the receipt."""
     STREAM: ClassVar[type[Stream]]
-    """How it is added to the residual stream, for products that are."""
+    """The method to add it to the residual stream."""
     bias_O: Tensor
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None: ...
@@ -60,10 +59,10 @@ class Plain:
 
 
 class Adding(Plain):
-    """cuBLAS's product that adds itself to the residual stream in the same pass, in fp32.
+    """cuBLAS's product that is added to the residual stream in the same pass, in fp32.
 
-    The sum is never rounded to 16 bits or written separately. It has no bias: this pass cannot add
-    a bias of a row's width.
+    The product is neither rounded to 16 bits nor written separately. It is without bias, which this
+    pass cannot add.
     """
 
     NAME: ClassVar[str] = "torch, added to the residual stream"
@@ -80,7 +79,7 @@ class Adding(Plain):
 
 
 class Apart(Plain):
-    """torch's own product, and GELU after it in a separate pass."""
+    """torch's own product, with GELU in a separate pass."""
 
     NAME: ClassVar[str] = "torch, gelu apart"
 
@@ -89,14 +88,14 @@ class Apart(Plain):
 
 
 class AddingApart(Adding):
-    """The product that adds itself, and GELU after its own product in a separate pass."""
+    """The product of `Adding`, with GELU in a separate pass."""
 
     NAME: ClassVar[str] = f"{Adding.NAME}, gelu apart"
     gelu = Apart.gelu
 
 
 class OneDnn:
-    """oneDNN's product on a CPU, with weights laid out once.
+    """oneDNN's product on a CPU, with weights in oneDNN's layout.
 
     GELU, in the erf form, is applied before the result is rounded to the dtype.
 
@@ -127,13 +126,13 @@ class OneDnn:
 class OneDnnAmx(OneDnn):
     """oneDNN's product in bf16 on a CPU with AMX, in blocks of at most `ROWS` rows.
 
-    There oneDNN's order of sums depends on the number of rows and of threads. So a block is padded
-    with zeros, and one thread computes it (`lanes.py`).
+    With AMX, oneDNN's order of sums depends on the numbers of rows and threads. So a block is
+    padded with zeros, and a single thread computes it (`lanes.py`).
     """
 
     NAME: ClassVar[str] = "onednn-amx"
     ROWS = 512
-    """Fewer rows are slower; with more rows, a batch occupies fewer threads."""
+    """Rows of a block; fewer are slower, and with more, a batch occupies fewer threads."""
 
     def _run(self, rows_TI: Tensor, activation: str, form: str) -> Tensor:
         num_rows = len(rows_TI)
@@ -143,7 +142,7 @@ class OneDnnAmx(OneDnn):
 
 
 def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
-    """Return the forms for `device` and `dtype`, the best first."""
+    """Return the classes for `device` and `dtype`, the fastest first."""
     if device.type == "cuda" and dtype != torch.float32:
         return [Adding, AddingApart, Plain, Apart]
     is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The memory of a model, from its architecture and the tokens of a batch, before it runs.
+"""Estimate the memory of a model from its architecture and the tokens of a batch.
 
 docs/doctor.md derives the formula from `workloads/esm2/encoder.py`. tests/test_doctor.py compares
 it with measured peaks on a CPU, tests/test_memory.py with what torch's allocator reserves on a GPU.
@@ -18,16 +18,16 @@ FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
 SLACK = 1.1
-"""The factor for memory that the allocator rounds up and cannot use, on a CPU."""
+"""Factor for rounding and fragmentation of the allocator on a CPU."""
 CUDA_WEIGHTS_SLACK = 1.25
-"""The factor for weights on a GPU: they are cut from segments of 20 MiB and more."""
+"""Factor for weights on a GPU, which are cut from segments of 20 MiB and more."""
 CUDA_FIXED_BYTES = 2**26
-"""cuBLAS's workspace on Hopper (32 MiB), and segments that are used in part."""
+"""Bytes of cuBLAS's workspace on Hopper (32 MiB), and of partially used segments."""
 CPU_PROCESS_MB = 400
-"""Python, torch, LLVM and the matrix library's own buffers: measured."""
+"""Measured memory of Python, torch, LLVM and buffers of the matrix library."""
 CUDA_PROCESS_MB = 750
-"""The CUDA context and loaded kernels: of an H200, 968 MB were in use while a job had 212 MB for
-its tensors (`telemetry.memory_mb` and `peak_memory_mb` of the demo's receipt)."""
+"""Memory of the CUDA context and kernels: on an H200, 968 MB were in use, of which 212 MB were
+tensors (`telemetry.memory_mb` and `peak_memory_mb` of the demo's receipt)."""
 
 
 class Model(NamedTuple):
@@ -36,21 +36,21 @@ class Model(NamedTuple):
     name: str
     sizes: Sizes
     file_dtype: str
-    """Number type in its converted file: fp32, fp16 or bf16."""
+    """The dtype of its converted file: fp32, fp16 or bf16."""
 
     @property
     def width(self) -> int:
-        """Width of a hidden state."""
+        """The width of a hidden state."""
         return self.sizes.width
 
     @property
     def num_matrix_numbers(self) -> int:
-        """Matrices and biases of all layers; in ESM-2, 12D² and 9D for each layer."""
+        """Number of weights and biases of all layers; in ESM-2, 12D² and 9D per layer."""
         return self.sizes.num_matrix_numbers + self.sizes.num_outputs
 
     @property
     def num_other_numbers(self) -> int:
-        """Numbers that stay in fp32: the norms of a layer, those around all, and the embedding."""
+        """Number of parameters in fp32: norms and the embedding."""
         architecture = self.sizes.architecture
         of_layer = 6 if architecture.norms_query_and_key else 4
         rows = architecture.num_rows + architecture.num_positions
@@ -64,10 +64,10 @@ class Model(NamedTuple):
 
 
 def weights_ahead(name: str) -> Weights:
-    """Return the facts about a model's name or path before its conversion, without a digest.
+    """Return the sizes of a model, by name or path, before its conversion, without a digest.
 
     Raises:
-        UserError: there is no such model, or it cannot be read here.
+        UserError: if there is no such model, or it cannot be read.
     """
     known = sources.name_of(name)
     if known in sources.PUBLISHED and not sources.is_path(name):
@@ -110,29 +110,29 @@ def weights_bytes(model: Model, kind: str, dtype: str) -> int:
         return matrices * number_bytes + others * FLOAT_BYTES
     if dtype != model.file_dtype:
         return model.file_bytes + matrices * number_bytes + others * FLOAT_BYTES
-    # Norms are used directly from the file; oneDNN lays out every matrix anew.
+    # Norms are used in the mapped file; oneDNN copies every matrix to its own layout.
     return model.file_bytes + matrices * number_bytes
 
 
 def activation_bytes_a_token(sizes: Sizes, number_bytes: int) -> int:
-    """Return the peak of a layer on a CPU, in bytes for each token.
+    """Return the peak of a layer on a CPU, in bytes per token.
 
-    It is the feed forward's: the residual stream (4D bytes), the output of attention (bD), the
-    normed input (bD), and F numbers after GELU, or 3F around a gate. Attention, with q, k and v
-    (3bD), needs less.
+    The feed-forward layers have the peak: the residual stream (4D bytes), the output of attention
+    (bD), the normed input (bD), and F numbers after GELU, or 3F with a gate. Attention, with q, k
+    and v (3bD), needs less.
     """
     of_feed_forward = (3 if sizes.architecture.is_gated else 1) * sizes.feed_forward
     return sizes.width * (FLOAT_BYTES + 2 * number_bytes) + of_feed_forward * number_bytes
 
 
 def segment_bytes_a_token(sizes: Sizes, number_bytes: int) -> int:
-    """Return what torch's allocator reserves on a GPU for the tensors of a layer, in bytes for each
-    token.
+    """Return the bytes per token that torch's allocator reserves on a GPU for a layer.
 
-    Each large tensor gets a segment of its size, which only tensors that fit can use again: the
-    residual stream (4D bytes), attention's output or the normed input (bD), q, k and v (3bD), and
-    the feed forward's tensors (bF each: 1, in fp32 2 as GELU is apart, 3 around a gate). The
-    largest counts twice: a small tensor in its segment makes it too small for the next layer.
+    Each large tensor gets a segment of its size, which only tensors that fit can reuse: the
+    residual stream (4D bytes), the output of attention or the normed input (bD), q, k and v (3bD),
+    and the tensors of the feed-forward layers (bF each: 1; 2 in fp32, as GELU is separate; 3 with a
+    gate). The largest counts twice: a small tensor in its segment makes it too small for the next
+    layer.
     """
     is_gated = sizes.architecture.is_gated
     num_hidden = 3 if is_gated else 2 if number_bytes == FLOAT_BYTES else 1

@@ -1,7 +1,7 @@
-"""The table of docs/install.md: GPU memory, host memory and disk of each ESM-2.
+"""Write the table of docs/install.md: GPU memory, host memory and disk space of each ESM-2.
 
 `python -m featuremill.workloads.esm2.model_table docs/install.md` writes it; without a file it is
-printed. Nothing in it is measured: it is `memory.py`'s estimate and the sizes of the formats.
+printed. The numbers are estimates by `memory.py` and sizes of the formats, not measurements.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from featuremill.workloads.esm2 import memory, sources
 PLACE = re.compile(r"(<!-- models -->\n).*?(\n<!-- /models -->)", re.DOTALL)
 PROTEINS = 10**6
 RESIDUES = 350
-"""Residues of a protein, for the last column: a round number near the average of proteins."""
+"""Residues of a protein, for the last column: about the average."""
 
 
 class Card(NamedTuple):
-    """A GPU that stands for its kind."""
+    """A typical GPU."""
 
     name: str
     num_multiprocessors: int

@@ -14,7 +14,7 @@ Pool = Literal["mean", "max", "std", "bos", "none"]
 
 
 class Options(ResidueOptions, TableOptions):
-    """Which features of which ESM-2 are computed, and how."""
+    """The options of the workload esm2: which features of which ESM-2 to compute, and how."""
 
     EXECUTION = ResidueOptions.EXECUTION | TableOptions.EXECUTION
     POOLS = ("mean", "max", "std", "bos")
@@ -48,7 +48,7 @@ class Options(ResidueOptions, TableOptions):
 
     @model_validator(mode="after")
     def _windows_agree(self) -> Self:
-        """Refuse windows that overlap completely, and an overlap without windows."""
+        """Raise ValueError for windows that overlap completely, and an overlap without windows."""
         if self.long == "chunk" and self.chunk_overlap >= self.max_residues:
             raise ValueError("chunk_overlap must be smaller than max_residues")
         self._refuse_idle("chunk_overlap", self.long != "chunk", f"long: {self.long}")

@@ -1,5 +1,5 @@
-"""Models that people ask for by name and that another workload computes: which one, and where the
-weights come from. docs/encoders.md has the same names."""
+"""Find the workload that computes another model by its name, and the source of its weights, as in
+docs/encoders.md."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Other(NamedTuple):
     """A family of models."""
 
     pattern: str
-    """A pattern of its names, in small letters, without anything but letters and digits."""
+    """A regular expression for its names, in small letters and digits only."""
     weights: str
-    """The usual one on Hugging Face."""
+    """The name of its default weights on Hugging Face."""
     alphabet: str = "proteins"
-    """The option that `encoder` asks for; "" for another workload."""
+    """The option `alphabet` of `encoder`; "" for another workload."""
     workload: str = "encoder"
     model: str = ""
     """The model's name in that workload; "" for the name on Hugging Face."""
@@ -56,7 +56,7 @@ OTHERS = (
 
 
 def where_else(model: str) -> str:
-    """Return the command for a model of another workload; "" if `model` names none, or is an
+    """Return the command for a model of another workload; "" if `model` is not one, or is an
     existing file or folder."""
     if Path(model).expanduser().exists():
         return ""

@@ -1,32 +1,34 @@
-"""Several token sequences as one, without padding between them.
+"""Concatenate token sequences into a pack, without padding between them.
 
-Shape legend: T tokens of all sequences, and the padding rows that complete the matrix products; N
-pieces of sequences.
+Shape legend: T tokens of all sequences, with padding rows at the end; N pieces of sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2.tokens import MASK, PAD, Tokens
+from featuremill.workloads.esm2.tokens import MASK, PAD
+
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.tokens import Tokens
 
 __all__ = ["Packed", "pack"]
 ROW_MULTIPLE = 16
 MIN_ROWS = 64
-"""With at least so many rows, in multiples of `ROW_MULTIPLE`, products on a CPU give a row the same
-bits for any other rows; with fewer, other kernels may run."""
+"""Smallest number of rows (a multiple of `ROW_MULTIPLE`) for which products on a CPU have the same
+bits with any other rows; with fewer rows, other kernels may run."""
 CUDA_ROW_MULTIPLE = 128
 """Rows of a tile of the matrix products."""
 LONGEST_FILLING = 128
-"""The longest sequence of padding rows, which attend to each other: more would be slower."""
+"""The longest sequence of padding rows, which attend to each other."""
 PIECE_ROWS = 128
-"""The most rows of a piece of a sequence, see `Packed.pieces_N3`."""
+"""Largest number of rows of a piece of a sequence, see `Packed.pieces_N3`."""
 _HOST = torch.device("cpu")
 
 
@@ -38,19 +40,19 @@ class Packed(NamedTuple):
     bounds: list[int]
     """Start of sequence n: `bounds[n]`; its end: `bounds[n + 1]`."""
     cu_seqlens: Tensor
-    """The bounds as int32, for a kernel that attends within all sequences at once. Here the padding
-    forms sequences as well: rows that the kernel skips would hold whatever was in memory, and
-    another kernel that loads whole tiles would read them one layer later."""
+    """The bounds as int32, for kernels over all sequences. Padding forms sequences here: rows that
+    a kernel skips would be uninitialised, and another kernel that loads whole tiles would read
+    them."""
     pieces_N3: Tensor
-    """The sequences, padding included, cut into pieces of at most `PIECE_ROWS` rows: start and end
-    of the sequence, and the piece's first row in it (int32). Those of the longest come first: on a
-    GPU, large work should not be started last."""
+    """The sequences, including padding, cut into pieces of at most `PIECE_ROWS` rows: start and end
+    of the sequence, and the first row of the piece in it (int32). Pieces of the longest sequences
+    come first, so that a GPU does not start large work last."""
     longest: int
     unmasked_T1: Tensor | None
-    """The share of tokens other than `<mask>` in each token's sequence; None where it is 1."""
+    """The share of tokens other than `<mask>` in each token's sequence; None if it is 1."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Packed:
-        """Return the pack with every tensor changed."""
+        """Return the pack with `change` applied to every tensor."""
         return self._replace(
             tokens_T=change(self.tokens_T),
             positions_T=change(self.positions_T),
@@ -67,12 +69,12 @@ class Packed(NamedTuple):
 
 
 def num_rows(num_tokens: int, batch_tokens: int, device: torch.device) -> int:
-    """Return the rows to compute for a pack of `num_tokens` in batches of `batch_tokens`.
+    """Return the number of rows to compute for a pack of `num_tokens` in batches of `batch_tokens`.
 
-    cuBLAS picks a kernel by the number of rows, and kernels may round differently: on CUDA every
-    batch has as many rows as a full one (a longer sequence, as many as it needs). On an H200, 1,000
-    proteins then had the same bits in one shard and in six. A kernel whose blocks share a sum
-    (stream-K) might round by a row's place: `make bench-gpu` counts.
+    cuBLAS selects a kernel by the number of rows, and kernels may round differently. So on CUDA
+    every batch has the rows of a full one (a longer sequence, as many as it needs). On an H200,
+    1,000 proteins then had the same bits in one shard and in six. A kernel whose blocks share a sum
+    (stream-K) might round by the position of a row: `make bench-gpu` counts such differences.
     """
     if device.type == "cuda":
         return _up(max(num_tokens, batch_tokens), CUDA_ROW_MULTIPLE)
@@ -89,12 +91,12 @@ def blocks(num_rows: int, most: int) -> list[slice]:
 
 
 def shares(num_rows: int, count: int) -> int:
-    """Return the rows of a block so that each of `count` threads has one."""
+    """Return the number of rows of a block so that each of `count` threads has a block."""
     return max(2 * MIN_ROWS, _up(-(-num_rows // count), ROW_MULTIPLE))
 
 
 def below(num_bytes: int, row_bytes: int) -> int:
-    """Return the most rows of `row_bytes` that a block may have to stay below `num_bytes`."""
+    """Return the largest number of rows of `row_bytes` for which a block is below `num_bytes`."""
     return max(2 * MIN_ROWS, (num_bytes - 1) // row_bytes // ROW_MULTIPLE * ROW_MULTIPLE)
 
 
@@ -106,7 +108,7 @@ def pack(
 ) -> Packed:
     """Pack token sequences, each with its BOS and EOS, for batches of `batch_tokens` on `device`.
 
-    The pack itself is on the host. `mask` is the token that hides a residue.
+    The pack is on the host. `mask` is the id of the mask token.
     """
     lengths = [len(sequence) for sequence in sequences]
     bounds = [0, *np.cumsum(lengths).tolist()]
@@ -126,13 +128,13 @@ def pack(
 
 
 def _ends_of_filling(start: int, filling: int, longest: int) -> list[int]:
-    """Return the ends of the padding's sequences; none is longer than the longest real one."""
+    """Return the ends of sequences of padding, which are not longer than the longest real one."""
     step = min(longest, LONGEST_FILLING)
     return [start + min(end, filling) for end in range(step, filling + step, step)]
 
 
 def _pieces(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
-    """See `Packed.pieces_N3`."""
+    """Return the pieces of `Packed.pieces_N3`."""
     sequences = sorted(pairwise(bounds), key=lambda ends: ends[0] - ends[1])
     return [
         (start, end, first)

@@ -1,4 +1,4 @@
-"""From hidden states to the results of each protein, in fp32 until the last cast.
+"""Pool the hidden states of each protein, in fp32 until the last cast.
 
 Shape legend: T rows of a pack, R residues of all proteins of a batch, W windows of them, N
 proteins, D width.
@@ -18,7 +18,7 @@ from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, Window
 
 MeanRows = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(hidden_TD, starts_N, ends_N) → means_ND; see `kernels.reference.mean_rows`."""
+"""A function (hidden_TD, starts_N, ends_N) → means_ND, such as `kernels.reference.mean_rows`."""
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
@@ -30,14 +30,14 @@ class Segments(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The rows of a batch's proteins in a pack, in their order."""
+    """The rows of the proteins of a batch in a pack."""
 
     rows_R: Tensor
     """The row of each residue, in the first window that contains it."""
     further: list[tuple[Tensor, Tensor]]
-    """For the further windows of residues: which residues, and their rows there."""
+    """For each further window: indices of residues, and their rows."""
     shown_R1: Tensor | None
-    """The number of windows of each residue; None if it is always one."""
+    """The number of windows of each residue; None if it is always 1."""
     residues: Segments
     """The indices among R of each protein's residues, or among C of each region's."""
     bos_W: Tensor
@@ -45,10 +45,10 @@ class Places(NamedTuple):
     windows: Segments
     """The indices among W of each protein's windows."""
     chosen_C: Tensor | None = None
-    """Which residues are those of the regions, end to end; None where all are."""
+    """The residues of the regions, concatenated; None: all residues."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Places:
-        """Return the places with every tensor changed."""
+        """Return the places with `change` applied to every tensor."""
         return Places(
             change(self.rows_R),
             [(change(which), change(rows)) for which, rows in self.further],
@@ -66,7 +66,7 @@ class Places(NamedTuple):
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def of_regions(self, spans: Sequence[tuple[int, int, int]]) -> Places:
-        """Return the places of regions: of each its protein, and its residues [start, end)."""
+        """Return the places of regions, each as (protein, start, end) of its residues."""
         firsts = self.residues.starts_N.tolist()
         chosen = [np.arange(start, end) + firsts[protein] for protein, start, end in spans]
         bounds = [0, *accumulate(map(len, chosen))]
@@ -76,13 +76,13 @@ class Places(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Residues of each protein or region; only for places on the host."""
+        """Return the number of residues of each protein or region; only for places on the host."""
         lengths: list[int] = (self.residues.ends_N - self.residues.starts_N).tolist()
         return lengths
 
 
 def places(windows: Sequence[Sequence[Window]]) -> Places:
-    """Return the places of proteins whose windows are end to end in a pack."""
+    """Return the places of proteins whose windows are concatenated in a pack."""
     bos = [0, *accumulate(end - start + NUM_SPECIAL for each in windows for start, end in each)]
     bounds = [0, *accumulate(each[-1][1] for each in windows)]
     rows_R = np.empty(bounds[-1], np.int64)
@@ -143,7 +143,7 @@ def bytes_of_layer(num_rows: int, num_proteins: int, width: int, options: Option
 
 
 def _max_rows(residues_RD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
-    """Return the largest numbers of each segment's rows; segments are end to end."""
+    """Return the maximum over the rows of each segment; segments are adjacent."""
     if residues_RD.device.type == "cpu":
         segments = zip(starts_N.tolist(), ends_N.tolist(), strict=True)
         return torch.stack([residues_RD[start:end].amax(0) for start, end in segments])
@@ -152,8 +152,7 @@ def _max_rows(residues_RD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
 
 
 def _std_rows(residues_RD: Tensor, segments: Segments, mean_rows: MeanRows) -> Tensor:
-    """Return the standard deviation of each segment's rows (dividing by n, so one row has 0): the
-    root of the mean of squares around their mean."""
+    """Return the population standard deviation over the rows of each segment."""
     lengths_N = segments.ends_N - segments.starts_N
     means_ND = mean_rows(residues_RD, *segments)
     means_RD = means_ND.repeat_interleave(lengths_N, 0, output_size=len(residues_RD))
@@ -161,8 +160,7 @@ def _std_rows(residues_RD: Tensor, segments: Segments, mean_rows: MeanRows) -> T
 
 
 def _residues(hidden_TD: Tensor, places: Places) -> Tensor:
-    """Return one vector for each residue (of regions, theirs); where windows overlap, the mean over
-    the windows."""
+    """Return a vector for each residue of the proteins or regions: the mean over its windows."""
     residues_RD = hidden_TD.index_select(0, places.rows_R)
     for which, rows in places.further:
         residues_RD.index_add_(0, which, hidden_TD.index_select(0, rows))

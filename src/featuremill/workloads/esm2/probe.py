@@ -1,7 +1,7 @@
-"""The methods that would compute a network on a device, as a load would choose them.
+"""Find the methods that would compute a network on a device.
 
-Loads one layer of random weights as a worker loads a model, so each operation is tested or replaced
-in the same way (`fallbacks.py`).
+A layer of random weights is loaded as a worker loads a model, so that each operation is tested or
+replaced in the same way (`fallbacks.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USUAL_HEAD_WIDTH = 64
 
 
 class Loaded(Protocol):
-    """What `load` of a workload returns."""
+    """The result of a workload's `load`."""
 
     @property
     def encoder(self) -> Encoder: ...
@@ -47,8 +47,8 @@ def ways(
     those of `weights`; `entries` returns the tensors of a file of weights.
 
     Raises:
-        WorkloadError: no method computes an operation correctly.
-        RuntimeError: memory ran out, or the device is dead.
+        WorkloadError: if no method computes an operation correctly.
+        RuntimeError: if memory ran out, or the device is dead.
     """
     head_width = USUAL_HEAD_WIDTH
     if weights:
@@ -63,7 +63,7 @@ def ways(
 
 
 def _probe(path: Path, sizes: Sizes, entries: Iterable[Entry]) -> Weights:
-    """Write random weights of these sizes, always the same ones."""
+    """Write random weights of these sizes, with a fixed seed."""
     rng = np.random.default_rng(0)
     tensors = {FREQUENCIES: 10_000 ** -(np.arange(0, sizes.head_dim, 2) / sizes.head_dim)}
     for entry in entries:

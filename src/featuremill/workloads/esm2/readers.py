@@ -1,7 +1,7 @@
-"""Opening a checkpoint file: its tensors under their own names, and the facts about its network.
+"""Open a checkpoint file of any network: its tensors by name, and the settings of the network.
 
-This module reads file formats of any network. It executes nothing: of a pickle, only tensors,
-containers and the `argparse.Namespace` of fair-esm's settings are built.
+No code of a file is run: of a pickle, only tensors, containers and the `argparse.Namespace` of
+fair-esm's settings are built.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OF_A_TRAINER = (
 
 
 class Opened(NamedTuple):
-    """The tensors of a file by their own names, and the facts stored with them."""
+    """The tensors of a file by name, and the settings stored with them."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
@@ -55,7 +55,7 @@ class Opened(NamedTuple):
 def open_checkpoint(
     path: Path, kind: Kind = ESM2, facts_of: Callable[[Path], dict[str, Any]] = facts_of
 ) -> Opened:
-    """Return the content of `path`, memory-mapped if the format allows that, and the facts in its
+    """Return the content of `path`, memory-mapped if the format allows it, and the settings in its
     folder."""
     opened = _folder(path, kind) if path.is_dir() else _file(path, kind)
     if not opened.tensors or not all(
@@ -104,7 +104,7 @@ def _pickle(path: Path, kind: Kind) -> Opened:
             raw = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
-    except Exception as error:  # bytes that are no pickle can raise any exception
+    except Exception as error:  # other files may raise any exception
         raise refusal(path, _reason(path, error), kind) from None
     if not isinstance(raw, dict):
         return Opened({}, {})

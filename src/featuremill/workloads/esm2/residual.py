@@ -1,6 +1,6 @@
-"""The residual stream (fp32), and the two methods of adding a layer's output to it.
+"""The residual stream (fp32), and two methods to add a layer's output to it.
 
-Neither needs a separate pass over the stream between the layers.
+Neither method needs a separate pass over the stream.
 
 Shape legend: T tokens, D width, I inputs of a product.
 """
@@ -17,14 +17,14 @@ from featuremill.workloads.esm2.kernels import Kernels
 
 
 class Addend(Protocol):
-    """A product, as a stream that adds it sees it."""
+    """A linear layer whose output is added to a stream."""
 
     def __call__(self, rows_TI: Tensor, /) -> Tensor:
         """Return the product of `rows_TI`, with its bias."""
 
 
 class AddsItself(Protocol):
-    """A product that `AddedByProduct` adds."""
+    """A linear layer that adds its output to a stream, for `AddedByProduct`."""
 
     def add_(self, residual_TD: Tensor, rows_TI: Tensor, /) -> None:
         """Add the product of `rows_TI`, without its bias, to `residual_TD` in place."""
@@ -36,8 +36,8 @@ class Stream(Protocol):
     def __init__(self, residual_TD: Tensor, running_D: Iterable[Tensor | None], /) -> None:
         """Start with `residual_TD`, which is overwritten.
 
-        `running_D` has the running sums of the biases of products that are added on this device: up
-        to the start of the stream (None: none), then up to each product that follows.
+        `running_D` has the cumulative sums of biases of products that are added on this device: at
+        the start of the stream (None: none), then after each product.
         """
 
     def add(self, product: Addend, rows_TI: Tensor) -> None:
@@ -49,14 +49,14 @@ class Stream(Protocol):
         """Return the LayerNorm of the stream as `dtype`."""
 
     def whole(self) -> Tensor:
-        """Return the stream with everything added; later steps may overwrite it."""
+        """Return the stream with all products added; later steps may overwrite it."""
 
     def copy(self) -> Tensor:
-        """Return the same as a new tensor, and change nothing."""
+        """Return a copy of the stream with all products added."""
 
 
 class AddedByNorm:
-    """A product has its bias and is rounded to its dtype; the LayerNorm after it adds it."""
+    """A product, with bias and rounded to its dtype, is added by the next LayerNorm."""
 
     def __init__(self, residual_TD: Tensor, _: Iterable[Tensor | None], /) -> None:
         self._residual_TD = residual_TD
@@ -84,7 +84,7 @@ class AddedByNorm:
 
 
 class AddedByProduct:
-    """A product adds itself in fp32, without its bias; the LayerNorms add all biases so far."""
+    """A product, without bias, is added in fp32 by its kernel; LayerNorms add the biases so far."""
 
     def __init__(self, residual_TD: Tensor, running_D: Iterable[Tensor | None], /) -> None:
         self._residual_TD = residual_TD

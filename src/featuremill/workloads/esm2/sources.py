@@ -1,7 +1,5 @@
-"""The source of a model's checkpoint: the package, a path, Hugging Face's cache, Meta's server.
-
-Imports no torch.
-"""
+"""Find or download the checkpoint of a model: in the package, at a path, in Hugging Face's cache or
+on Meta's server. Does not import torch."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ OWNER = "facebook/"
 PUBLISHED_LICENSE = "MIT"
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 GENERIC_STEMS = {"model", "pytorch_model"}
-"""Generic file names: such a checkpoint is named after its folder."""
+"""Generic file names, for which the name of the folder is used."""
 
 
 def bundled_names() -> list[str]:
@@ -79,11 +77,11 @@ def bundled_names() -> list[str]:
 
 
 def _known(model: str) -> str:
-    """Return the known model that `model` names, by itself or as on Hugging Face; "" for none.
+    """Return the known model with this name, here or on Hugging Face; "" if there is none.
 
-    If a folder of that name exists, the name means the folder, as with "./" before it.
+    If a folder with this name exists, the name means the folder.
     """
-    with contextlib.suppress(OSError):  # of a folder that this user may not read
+    with contextlib.suppress(OSError):  # a folder that this user may not read
         if Path(model, CONFIG).is_file():
             return ""
     name = model.removeprefix(OWNER)
@@ -128,7 +126,7 @@ def stem_of(model: str) -> str:
 
 
 def nearest(model: str, names: Sequence[str]) -> str:
-    """Return which of `names` is meant by `model`, such as `650M`; "" if none is near."""
+    """Return the nearest of `names` to `model`, such as `650M`; "" if none is near."""
     written = {name.lower(): name for name in names}
     inside = [name for lower, name in written.items() if model.lower() in lower]
     if len(inside) == 1:
@@ -161,7 +159,7 @@ def _refuse_missing(model: str, path: Path) -> None:
 
 
 def locate(model: str) -> Checkpoint:
-    """Return the place of the checkpoint of `model`, also before its download."""
+    """Return the checkpoint of `model`, even before its download."""
     name = name_of(model)
     if is_path(model):
         refuse_missing(model)
@@ -174,7 +172,7 @@ def locate(model: str) -> Checkpoint:
 
 
 def published(name: str) -> Checkpoint:
-    """Return the place of one of Meta's models, also before its download."""
+    """Return the checkpoint of one of Meta's models, even before its download."""
     path = hub_folder() / f"{name}.pt"
     if not path.is_file() and (folder := _cached(name)):
         return Checkpoint("published", name, f"{OWNER}{name}", folder)
@@ -198,7 +196,7 @@ def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted
 
 
 def read(source: Checkpoint, has_head: bool = False) -> Opened:
-    """Return the weights of `source`, as `convert` writes them."""
+    """Open the checkpoint `source` for `write`."""
     refuse_without_packages(Options)
     path = source.path
     if source.kind == "published" and not path.exists():
@@ -210,7 +208,7 @@ def read(source: Checkpoint, has_head: bool = False) -> Opened:
 
 
 def write(source: Checkpoint, opened: Opened, path: Path) -> Converted:
-    """Write the weights `opened`, of `source`, to `path`."""
+    """Write the weights `opened` from `source` to `path`."""
     from featuremill.workloads.esm2 import conversion
 
     sha256 = conversion.write(opened, path)
@@ -224,7 +222,7 @@ def write(source: Checkpoint, opened: Opened, path: Path) -> Converted:
 
 
 def hub_folder() -> Path:
-    """Return the folder in which fair-esm, through torch.hub, keeps its downloads."""
+    """Return the folder in which fair-esm (torch.hub) caches its downloads."""
     cache = environment.XDG_CACHE_HOME.text() or Path.home() / ".cache"
     return Path(
         environment.TORCH_HOME.text() or Path(cache, "torch"), "hub/checkpoints"

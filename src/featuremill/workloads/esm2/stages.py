@@ -1,7 +1,7 @@
 """The layers on one device, and the methods that compute them.
 
-Shape legend: T tokens of all sequences, D width, F width of the feed forward, H heads, d width of a
-head, P positions, f = d/2 pairs of a head, O outputs of a product.
+Shape legend: T tokens of all sequences, D width, F inner width of the feed-forward layers, H heads,
+d width of a head, P positions, f = d/2 pairs of a head, O outputs of a product.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.residual import Stream
 
 BLOCK_BYTES = 2**25
-"""A tensor of a block on a CPU stays below that: larger ones glibc maps afresh each time, and page
+"""Largest size of a tensor of a block on a CPU: glibc maps larger blocks afresh each time, and page
 faults took 10 % of the time (ESM C of 300M's width, fp32)."""
 
 
@@ -47,7 +47,7 @@ class Layer(NamedTuple):
     down: Product
 
     def hidden(self, normed_TD: Tensor, kernels: Kernels) -> Tensor:
-        """Return hidden_TF, the tensor between the halves of the feed forward."""
+        """Return hidden_TF, the inner tensor of the feed-forward layers."""
         return kernels.gate(self.up(normed_TD)) if self.is_gated else self.up.gelu(normed_TD)
 
 
@@ -68,17 +68,17 @@ class Stage(NamedTuple):
     device: torch.device
     layers: list[Layer]
     running_D: list[Tensor | None]
-    """Running sums in fp32 of the biases that were added to the residual stream on this device:
-    before the first layer (none), and after each added product."""
+    """Cumulative sums in fp32 of the biases of products added on this device: before the first
+    layer (None), and after each added product."""
     backend: Backend
     form: type[Product]
     kernels: Kernels
     copies: Copies
-    """The method that copies tensors from the stage before."""
+    """The method that copies tensors from the previous stage."""
 
     @property
     def name(self) -> str:
-        """The methods that compute here, for the receipt."""
+        """The methods of this stage, for the receipt."""
         ways = {
             "attention": self.backend.name,
             "products": self.form.NAME,
@@ -89,14 +89,14 @@ class Stage(NamedTuple):
             del ways["copies between GPUs"]
         return "; ".join(f"{what}: {way}" for what, way in ways.items())
 
-    def turns_in_attention(self, layer: Layer) -> bool:
-        """Return whether the layer's attention turns query and key itself (rotary)."""
-        return self.backend.turn_and_attend is not None and layer.query_key_norm_2D is None
+    def rotates_in_attention(self, layer: Layer) -> bool:
+        """Return whether the layer's attention includes the rotation of query and key."""
+        return self.backend.rotate_and_attend is not None and layer.query_key_norm_2D is None
 
-    def attend(self, layer: Layer, qkv_T3Hd: Tensor, pack: Packed, turns_Pf2: Tensor) -> Tensor:
-        """Return context_THd; query and key are turned, unless attention does that itself."""
-        if self.backend.turn_and_attend is not None and self.turns_in_attention(layer):
-            return self.backend.turn_and_attend(qkv_T3Hd, pack, turns_Pf2)
+    def attend(self, layer: Layer, qkv_T3Hd: Tensor, pack: Packed, rotary_Pf2: Tensor) -> Tensor:
+        """Return context_THd; query and key are already rotated, unless attention does that."""
+        if self.backend.rotate_and_attend is not None and self.rotates_in_attention(layer):
+            return self.backend.rotate_and_attend(qkv_T3Hd, pack, rotary_Pf2)
         return self.backend.attend(qkv_T3Hd, pack)
 
     def append(self, layer: Layer) -> None:
@@ -107,18 +107,18 @@ class Stage(NamedTuple):
             self.running_D.append(bias_D if known_D is None else known_D + bias_D)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the stage before, on this device."""
+        """Return a tensor of the previous stage, on this device."""
         return self.copies.bring(tensor, self.device)
 
     def current(self) -> contextlib.AbstractContextManager[object]:
-        """Make the device the one where Triton launches kernels."""
+        """Set the current GPU, on which Triton launches kernels, in a context."""
         if self.device.type == "cuda":
             return torch.cuda.device(self.device)
         return contextlib.nullcontext()
 
     def block_rows(self, num_rows: int) -> int:
-        """Return the rows of a block: all of them; on a CPU a share for each lane, of at most
-        `BLOCK_BYTES`, or as many as its product takes at once."""
+        """Return the number of rows of a block: all rows; on a CPU, a share for each lane, limited
+        by `BLOCK_BYTES` or by the product."""
         if self.device.type != "cpu":
             return num_rows
         if issubclass(self.form, OneDnnAmx):
@@ -150,8 +150,8 @@ class Stage(NamedTuple):
         dtype: torch.dtype,
         into: Tensor | None = None,
     ) -> Tensor:
-        """Return the rows of every block, each of that shape. With several blocks, each writes its
-        rows into a given tensor: `into`, if that is given."""
+        """Return the rows of all blocks, each row of that shape. With several blocks, each writes
+        its rows into one tensor: `into`, if not None."""
         if len(blocks) == 1:
             computed: list[Tensor] = []
             self.each(lambda block: computed.append(compute(block, None)), blocks)

@@ -1,26 +1,29 @@
-"""From residues to tokens: the alphabet, and the windows of a long protein. Imports no torch."""
+"""Tokenize residues, and divide long proteins into windows. Imports neither torch nor, until it
+tokenizes, NumPy."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from featuremill.workloads.esm2.options import Options
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 __all__ = ["EOS", "MASK", "NUM_SPECIAL", "NUM_TOKENS", "Tokens", "tokenize"]
 BOS, PAD, EOS, MASK = 0, 1, 2, 32
 NUM_TOKENS = 33
 NUM_SPECIAL = 2
-"""BOS and EOS, which every window has."""
+"""Number of special tokens of each window: BOS and EOS."""
 
-Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
 Window = tuple[int, int]
 
 
 def windows(num_residues: int, options: Options) -> list[Window]:
-    """Return the parts [start, end) of a protein that the network sees one by one.
+    """Return the windows [start, end) of a protein, which the network sees separately.
 
     `chunk`: window k starts at k * (max_residues - chunk_overlap); the last one is moved back so
     that it ends with the protein and still has max_residues.
@@ -36,12 +39,14 @@ def windows(num_residues: int, options: Options) -> list[Window]:
 
 
 def num_tokens(num_residues: int, options: Options) -> int:
-    """Return how many tokens are computed for a protein."""
+    """Return the number of tokens that are computed for a protein."""
     return sum(end - start + NUM_SPECIAL for start, end in windows(num_residues, options))
 
 
 def tokenize(payload: bytes, window: Window) -> Tokens:
     """Return BOS, the tokens of the payload's residues [start, end), and EOS."""
+    import numpy as np
+
     start, end = window
     tokens = np.empty(end - start + NUM_SPECIAL, np.int64)
     tokens[0], tokens[-1] = BOS, EOS
@@ -52,6 +57,7 @@ def tokenize(payload: bytes, window: Window) -> Tokens:
 @cache
 def _token_of_byte() -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return fair-esm's own alphabet as a table over bytes; other letters become `<unk>`."""
+    import numpy as np
     from esm.data import Alphabet
 
     alphabet = Alphabet.from_architecture("ESM-1b")

@@ -1,4 +1,4 @@
-"""Copies of results from a device to the host, while the device computes the next batch."""
+"""Copy results from a device to the host, while the device computes the next batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ALIGNMENT = 64
 class Slabs:
     """Pinned memory that is divided among the tensors of one batch.
 
-    torch rounds each pinned allocation up to a power of two (pytorch#95823) and keeps it for the
-    next of that size. Here all are powers of two, of a few sizes that depend only on the expected
-    size of a batch: they waste little, and the following batches use them again. torch frees a slab
-    when its last tensor is gone and the copies into it are done.
+    torch rounds each pinned allocation up to a power of two (pytorch#95823) and caches it for the
+    next of that size. Slabs have a few sizes, which are powers of two and depend only on the
+    expected size of a batch. So little is wasted, and later batches reuse them. torch frees a slab
+    when its last tensor is deleted and the copies into it are done.
     """
 
     def __init__(self, layer_bytes: int, num_layers: int) -> None:
-        """A slab has at least `layer_bytes`, and as many more of `num_layers` as fit."""
+        """A slab has space for a layer of `layer_bytes`, or for more, up to `num_layers`."""
         self._layer_bytes = layer_bytes
         self._to_come = layer_bytes * num_layers
         self._slab = torch.empty(0, dtype=torch.uint8)
@@ -52,11 +52,11 @@ def _pinned(num_bytes: int) -> Tensor:
 
 
 class Transfer:
-    """Copies of tensors to the host, which start when this is made."""
+    """Copies of tensors to the host, which start when the object is created."""
 
     def __init__(self, tensors: Iterable[Tensor], slabs: Slabs) -> None:
-        """Start each copy before the next tensor is requested: so at most the features of one layer
-        wait on the device."""
+        """Start each copy before the next tensor is requested, so that at most the features of one
+        layer are on the device."""
         self._events: list[torch.cuda.Event] = []
         self._slabs = slabs
         self._copies = [self._copy(tensor) for tensor in tensors]
@@ -64,20 +64,20 @@ class Transfer:
     def _copy(self, source: Tensor) -> Tensor:
         if source.device.type == "cpu":
             return source
-        # On a separate stream: the copy waits for the tensor, the next batch not for the copy.
+        # On a separate stream, so that the next batch does not wait for the copy.
         stream = _copy_stream(source.device)
         stream.wait_stream(torch.cuda.current_stream(source.device))
         with torch.cuda.stream(stream):
             copy = self._slabs.cut(source)
             copy.copy_(source, non_blocking=True)
-            source.record_stream(stream)  # its memory is not reused before it is copied
+            source.record_stream(stream)  # no reuse of its memory before the copy
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(stream)
         self._events.append(event)
         return copy
 
     def wait(self) -> list[Tensor]:
-        """Return the tensors on the host when they have arrived."""
+        """Wait for the copies; return the tensors on the host."""
         for event in self._events:
             event.synchronize()
         return self._copies

@@ -1,4 +1,4 @@
-"""Triton's compiled kernels: shared objects in a folder, each named by a key. Imports no torch."""
+"""The folder and the key of Triton's compiled kernels. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from featuremill.workload import loading
 
 
 def beside_weights() -> str:
-    """Return the folder beside the weights, if FEATUREMILL_CACHE is set; else nothing.
+    """Return the folder beside the weights, if FEATUREMILL_CACHE is set; else "".
 
-    A container's home is lost with it, so each container would compile again.
+    The home of a container is lost with it, so each container would compile again.
     """
     cache = environment.CACHE.value()
     return str(Path(cache, "triton")) if cache and os.access(cache, os.W_OK) else ""
@@ -25,14 +25,14 @@ def keep_compiled() -> None:
 
 
 def start_ahead() -> None:
-    """Start on a thread what Triton does once in a process for the keys of its kernels: it digests
-    its own library of 400 MB, in half a second to a second."""
+    """Start a thread that computes the digest of Triton's library, which Triton needs once for the
+    keys of kernels (400 MB, half a second to a second)."""
     keep_compiled()
     loading.beside("triton", _compute_key)
 
 
 def wait_for_key() -> None:
-    """Wait for that; otherwise the first kernel would begin with the same again."""
+    """Wait for the thread of `start_ahead`; the first kernel would otherwise do the same work."""
     with loading.part("waiting for triton"):
         loading.wait_for("triton")
 
@@ -44,7 +44,7 @@ def _compute_key() -> None:
 
 
 def folder() -> Path:
-    """Return the folder of a job with this environment; otherwise Triton's own rule applies."""
+    """Return Triton's folder in this environment, by Triton's own rule."""
     if (named := environment.TRITON_CACHE_DIR.text()) is not None:
         return Path(named)
     home = environment.TRITON_HOME.text()

@@ -203,7 +203,7 @@ def weights_ahead(options: Options) -> Weights:
     from featuremill.workload import Weights
 
     folder = place_of(options.model)
-    size = memory.size_told(folder)._asdict()
+    size = memory.size_of_config(folder)._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in size.items()})
 
 

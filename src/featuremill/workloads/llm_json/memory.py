@@ -65,7 +65,7 @@ class Size(NamedTuple):
     """Embedding, head and norms, and experts, which are one tensor and stay as they are."""
     vocabulary: int
     file_number_bytes: int
-    lays_out_scores: int
+    has_all_scores: int
     """1 where scores are bent, as in a Gemma 2: then all of them are laid out."""
 
     @property
@@ -82,7 +82,7 @@ class Size(NamedTuple):
         return 2 * self.layers * self.key_width * number_bytes
 
 
-def size_told(folder: Path) -> Size:
+def size_of_config(folder: Path) -> Size:
     """Return the size of the network whose config is in `folder`.
 
     Raises:
@@ -114,7 +114,7 @@ def size_told(folder: Path) -> Size:
 
         counted = causal.counted(decoders.of_text(config))
         products, others = counted.products, counted.others + counted.head
-        is_laid_out |= counted.lays_out_scores
+        is_laid_out |= counted.has_all_scores
     else:
         feed_forward = (num_up + 1) * inner
         is_tied = config.get("tie_word_embeddings", kind.startswith(TIED))
@@ -133,7 +133,7 @@ def size_told(folder: Path) -> Size:
         others,
         vocabulary,
         file_number_bytes=FILE_BYTES.get(number, FLOAT_BYTES),
-        lays_out_scores=int(is_laid_out),
+        has_all_scores=int(is_laid_out),
     )
 
 
@@ -145,7 +145,7 @@ def _told(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
 def size_of(weights: Weights) -> Size:
     """Return the size by the metadata of `weights`, or else by the config in their folder."""
     if not weights.metadata:
-        return size_told(weights.path)
+        return size_of_config(weights.path)
     return Size(**{name: int(weights.metadata[name]) for name in Size._fields})
 
 
@@ -195,7 +195,7 @@ def _working_bytes(size: Size, rows: int, context: int, number_bytes: int) -> in
     stream = 3 * size.width * number_bytes
     feed_forward = (size.num_up + 1) * size.inner_width * number_bytes
     attention = 4 * size.attention_width * number_bytes
-    if size.lays_out_scores:
+    if size.has_all_scores:
         attention += size.heads * context * (number_bytes + FLOAT_BYTES)
     choice = rows * size.vocabulary * (number_bytes + 2 * FLOAT_BYTES)
     return max(context * (stream + max(feed_forward, attention)), choice)

@@ -1,7 +1,7 @@
-"""Scores of proteins and their variants from the head of a protein language model.
+"""The workload `scores`: scores of proteins and their variants by a protein language model.
 
-The engine of the workload esm2 computes all of them: ESM-2, ESM C, ESM-1b, ESM-1v and SaProt. Here
-stand which passes a score takes, and what is read off them.
+ESM-2, ESM C, ESM-1b, ESM-1v and SaProt run on the engine of the workload esm2. This package chooses
+the forward passes, and computes scores from the logits of the language-model head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from featuremill.workloads.scores import alphabets, ensemble, kin, listed, sourc
 from featuremill.workloads.scores import sources as CHECKPOINTS
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.tables import SETTLED, with_columns
-from featuremill.workloads.scores.variants import REASONS as OF_VARIANTS
+from featuremill.workloads.scores.variants import REASONS as VARIANT_REASONS
 from featuremill.workloads.scores.variants import parts_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ __all__ = [
 
 VERSION = "3"
 VERSIONS_OF = ("fair-esm",)
-REASONS = (*OF_VARIANTS, *structures.REASONS)
+REASONS = (*VARIANT_REASONS, *structures.REASONS)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
@@ -83,38 +83,38 @@ REMEDIES = {
     "shorter records": "long: truncate",
     "less written": "listed variants, or no log_probabilities",
 }
-USUAL_PASS = 450
-"""Tokens of a pass, for the share of attention: the cost of a record tells only all of its passes
-together."""
+PASS_TOKENS = 450
+"""Assumed tokens of a pass, to estimate the work of attention: the cost of a record is a sum over
+its passes."""
 
 
 class Model(NamedTuple):
-    """The networks with their heads, and what to deliver."""
+    """The networks with their heads, and the options."""
 
     networks: Networks
     options: Options
     batch_tokens: int
     """Tokens of a pack."""
     backend: str
-    """The backends of attention and the rest, for the receipt."""
+    """The names of the compute backends, for the receipt."""
 
 
 class Batch(NamedTuple):
-    """What is computed of each protein."""
+    """The passes of each protein."""
 
     works: list[Work]
     pack_tokens: int
 
 
 class Result(NamedTuple):
-    """Log-probabilities on their way to the host: a tensor a pack, network after network."""
+    """Log-probabilities that are copied to the host: a tensor per pack, network by network."""
 
     transfer: Transfer
     works: list[Work]
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens of all passes of a protein, by all networks."""
+    """Return the number of tokens of all passes of a protein, by all networks."""
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
@@ -128,7 +128,7 @@ def weights(options: Options) -> str:
 
 
 def caution(options: Options) -> str:
-    """Return what a network that is no ESM-2 is for, and what several of them take."""
+    """Return what to know about networks other than ESM-2, and the cost of an ensemble."""
     cautions = [esm2.caution(esm2.Options(model=each)) for each in sources.members(options.model)]
     if (num := len(cautions)) > 1:
         cautions.append(
@@ -139,7 +139,7 @@ def caution(options: Options) -> str:
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Settle the dtype for `device`, and name the model by its weights."""
+    """Return `options` with the dtype on `device`, the name of the weights and all columns."""
     assert weights is not None
     _refuse_beyond_positions(options, sizes_of(weights.metadata).architecture)
     settled = {
@@ -152,16 +152,16 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of scores; `options` are resolved ones."""
+    """Return the columns of scores for resolved `options`."""
     from featuremill.workloads.scores import columns
 
     return columns.schema(options)
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the tokens that one batch may hold, of all networks together."""
+    """Return the largest number of tokens of a batch, summed over all networks."""
     num = len(options.networks)
-    num_packs = ensemble.PACKS_A_LOAD if num > 1 and device.kind == "cuda" else 1
+    num_packs = ensemble.PACKS_PER_LOAD if num > 1 and device.kind == "cuda" else 1
     return num * num_packs * _pack_tokens(options, device)
 
 
@@ -170,7 +170,7 @@ def _pack_tokens(options: Options, device: Device) -> int:
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
+    """Yield the proteins of `inputs` with their variants; truncated proteins have a note."""
     if sources.is_esm_1(options.model):
         _refuse_beyond_positions(options, ESM_1V)
     return listed.records(inputs, options)
@@ -183,12 +183,12 @@ def _refuse_beyond_positions(options: Options, architecture: Architecture) -> No
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return what is known of the model before it is converted."""
+    """Return the metadata of the model before it is converted."""
     return CHECKPOINTS.weights_ahead(options.model)
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
-    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    """Return the estimated peak memory in MiB for resolved `options`; `batch_cost` is in tokens."""
     own = options.of_esm2
     tokens = min(_pack_tokens(options, device), batch_cost)
     num = ensemble.num_together(own, device, weights, tokens)
@@ -196,7 +196,7 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 
 
 def weights_mb(weights: Weights) -> float:
-    """Return the size of the converted weights, the heads included, in MiB."""
+    """Return the size in MiB of the converted weights, with the heads."""
     sizes = sizes_of(weights.metadata)
     width, num_rows = sizes.width, sizes.architecture.num_rows
     numbers = width**2 + (num_rows + 3) * width + num_rows
@@ -204,21 +204,21 @@ def weights_mb(weights: Weights) -> float:
 
 
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
-    """Return what a token takes."""
-    return esm2.unit_work(weights, min(mean_tokens, USUAL_PASS))
+    """Return the work of one token."""
+    return esm2.unit_work(weights, min(mean_tokens, PASS_TOKENS))
 
 
 def audited(options: Options, precision: str) -> Options:
-    """Return the options that deliver the log-probabilities at each residue, unrounded."""
+    """Return options that deliver the log-probabilities of each residue in fp32."""
     kept = options.model_dump(include={"model", "long", "max_residues", "batch_tokens"})
-    if options.long == "proteingym":  # which has windows for masked residues alone
+    if options.long == "proteingym":  # its windows are only for masked residues
         kept["long"] = "chunk"
     more = {"dtype": precision, "variants": "none", "log_probabilities": "wildtype"}
     return Options.model_validate(kept | more)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
-    """Return how many residues of a protein are seen."""
+    """Return the number of residues of a protein that are computed."""
     letters, _ = parts_of(payload)
     return options.seen(len(letters))
 
@@ -226,7 +226,7 @@ def num_vectors(payload: bytes, options: Options) -> int:
 def figures(
     columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
 ) -> list[Figure]:
-    """Return how the scores agree with measured ones, and heat maps of the first proteins."""
+    """Return the figure of scores against measured scores, and heat maps of some proteins."""
     from featuremill.workloads.scores import agreement, heat_maps
     from featuremill.workloads.scores.columns import VARIANTS
 
@@ -244,7 +244,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
-    """Say which passes there are of each protein; `run` packs them."""
+    """Return the passes of each protein; `run` packs them."""
     from featuremill.workloads.scores import passes
 
     works = [passes.work_of(payload, model.options) for payload in payloads]
@@ -253,22 +253,22 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
 
 def run(model: Model, batch: Batch) -> Result:
-    """Compute all passes, a pack after the other; a GPU is still at it on return."""
+    """Start all passes, pack by pack; on a GPU they may still run when this returns."""
     from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
     slabs = Slabs(batch.pack_tokens * NUM_TOKENS * 4, 1)
-    return Result(Transfer(_of_networks(model, batch), slabs), batch.works)
+    return Result(Transfer(_tensors(model, batch), slabs), batch.works)
 
 
-def _of_networks(model: Model, batch: Batch) -> Iterator[Tensor]:
+def _tensors(model: Model, batch: Batch) -> Iterator[Tensor]:
     for network in model.networks.each():
         for some in _packs(batch):
             yield _log_probabilities(network, batch, some)
-        del network  # before the next one is loaded
+        del network  # free its memory before the next network is loaded
 
 
 def _packs(batch: Batch) -> Iterator[list[Pass]]:
-    """Yield lists of passes that fit one pack, in order."""
+    """Yield lists of passes, in order; each list fits in a pack."""
     from featuremill.workloads.scores import passes
 
     some: list[Pass] = []
@@ -285,7 +285,7 @@ def _packs(batch: Batch) -> Iterator[list[Pass]]:
 
 
 def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> Tensor:
-    """Return the log-probabilities of the rows that these passes need."""
+    """Return the log-probabilities of the rows of these passes."""
     import numpy as np
     import torch
 
@@ -307,13 +307,15 @@ def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> 
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
-    """Return the scores of a batch, one row a protein."""
+    """Return the scores of a batch, one row per protein."""
     import numpy as np
 
     from featuremill.workloads.scores import columns, passes
 
     slabs = [tensor.numpy() for tensor in result.transfer.wait()]
-    every = np.concatenate([*slabs, np.empty((0, NUM_TOKENS), np.float32)])
+    all_rows = np.concatenate([*slabs, np.empty((0, NUM_TOKENS), np.float32)])
     bounds = np.cumsum([passes.num_rows(work) for work in result.works])
-    of_networks = [np.split(rows, bounds[:-1]) for rows in np.split(every, model.networks.num)]
-    return columns.batch(result.works, of_networks, model.options)
+    networks = np.split(all_rows, model.networks.num)
+    return columns.batch(
+        result.works, [np.split(rows, bounds[:-1]) for rows in networks], model.options
+    )

@@ -1,7 +1,7 @@
-"""How well scores agree with measured ones: the figures of ProteinGym's
-`performance_DMS_benchmarks.py` (Notin et al. 2023), of the variants of one protein.
+"""Metrics of scores against measured scores, as in ProteinGym's `performance_DMS_benchmarks.py`
+(Notin et al. 2023), and their figure in the report.
 
-A figure that the variants cannot give is None, and why is said: never 0 or 1 in its place.
+A metric that is undefined for the variants of a protein is None, with a remark.
 
 Shape legend: V variants, G groups of equal scores.
 """
@@ -23,9 +23,9 @@ from featuremill.workloads.scores.columns import CLASS, MEASURED, VARIANTS
 
 Numbers = npt.NDArray[np.float64]
 LEAST = 3
-"""Variants that any figure needs."""
+"""The least number of variants for metrics."""
 TOP = 10
-"""One in so many variants is at the top, for NDCG and top recall."""
+"""NDCG and top recall are about the best 1/TOP of the variants."""
 MOST_PROTEINS = 20
 MOST_LETTERS = 40
 PIXELS = 16
@@ -37,12 +37,12 @@ TERMS = (
 
 
 class Agreement(NamedTuple):
-    """One score beside what was measured."""
+    """The metrics of one score of a protein's variants."""
 
     score: str
-    """The name of its column."""
+    """The name of the score's column."""
     num_variants: int
-    """The number of variants with both values."""
+    """The number of variants with a score and a measured score."""
     num_without_score: int
     num_without_measured: int
     spearman: float | None = None
@@ -51,9 +51,9 @@ class Agreement(NamedTuple):
     mcc: float | None = None
     top_recall: float | None = None
     classes: str = ""
-    """The source of the classes: a column, or `above the median`."""
+    """The source of the classes: the name of a column, or `above the median`."""
     remark: str = ""
-    """Why figures are missing."""
+    """Why metrics are missing."""
 
 
 SCHEMA = pa.schema(
@@ -65,17 +65,17 @@ SCHEMA = pa.schema(
         "remark": pa.string(),
     }
 )
-"""The types of these, as columns."""
+"""The Arrow schema of `Agreement`."""
 
 
 def measured_of(struct: pa.StructType) -> tuple[str, str]:
-    """Return the names of the columns of measured scores and of classes; "" where there is none."""
+    """Return the names of the columns of measured scores and of classes, or ""."""
     named = {field.type: field.name for field in struct if field.type in (MEASURED, CLASS)}
     return named.get(MEASURED, ""), named.get(CLASS, "")
 
 
 def agreements(rows: pa.StructArray) -> Iterator[Agreement]:
-    """Yield the figures of each score of the variants `rows` of one protein."""
+    """Yield the metrics of each score; `rows` are the variants of one protein."""
     measured_name, class_name = measured_of(rows.type)
     measured_V = _numbers(rows.field(measured_name))
     classes_V = _numbers(rows.field(class_name)) if class_name else None
@@ -84,20 +84,20 @@ def agreements(rows: pa.StructArray) -> Iterator[Agreement]:
         if field.type != pa.float32():
             continue
         scores_V = _numbers(rows.field(field.name))
-        has_both_V = is_measured_V & ~np.isnan(scores_V)
+        is_compared_V = is_measured_V & ~np.isnan(scores_V)
         counts = (
-            int(has_both_V.sum()),
+            int(is_compared_V.sum()),
             int((is_measured_V & np.isnan(scores_V)).sum()),
             int((~is_measured_V).sum()),
         )
-        known_V = None if classes_V is None else classes_V[has_both_V]
-        figures = _figures(measured_V[has_both_V], scores_V[has_both_V], known_V)
+        class_V = None if classes_V is None else classes_V[is_compared_V]
+        figures = _figures(measured_V[is_compared_V], scores_V[is_compared_V], class_V)
         called = class_name or "above the median"
         yield Agreement(field.name, *counts, classes=called, **figures)
 
 
 def _numbers(column: pa.Array) -> Numbers:
-    """Return numbers, NaN where there is none."""
+    """Return the column as fp64, with NaN for null."""
     values: Numbers = pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
     return values
 
@@ -132,36 +132,36 @@ def _figures(measured_V: Numbers, scores_V: Numbers, classes_V: Numbers | None) 
 
 
 def ranks(numbers_V: Numbers) -> Numbers:
-    """Return the rank of each, from 1; equal ones share their mean rank."""
+    """Return the rank of each number, from 1; equal numbers have their mean rank."""
     _, group_V, sizes_G = np.unique(numbers_V, return_inverse=True, return_counts=True)
     mean_G: Numbers = np.cumsum(sizes_G) - (sizes_G - 1) / 2
     return mean_G[group_V]
 
 
-def spearman(one_V: Numbers, other_V: Numbers) -> float:
+def spearman(a_V: Numbers, b_V: Numbers) -> float:
     """Return Spearman's rank correlation."""
-    return float(np.corrcoef(ranks(one_V), ranks(other_V))[0, 1])
+    return float(np.corrcoef(ranks(a_V), ranks(b_V))[0, 1])
 
 
 def auc(is_fit_V: npt.NDArray[np.bool_], scores_V: Numbers) -> float:
-    """Return how often a fit variant has the higher score than one that is not; equal scores count
-    half."""
+    """Return the probability that a fit variant has a higher score than an unfit variant; equal
+    scores count half."""
     num_fit, num_other = is_fit_V.sum(), (~is_fit_V).sum()
     above = ranks(scores_V)[is_fit_V].sum() - num_fit * (num_fit + 1) / 2
     return float(above / (num_fit * num_other))
 
 
 def mcc(is_fit_V: npt.NDArray[np.bool_], is_high_V: npt.NDArray[np.bool_]) -> float | None:
-    """Return Matthews' correlation of two classes; None where one of them is empty."""
+    """Return Matthews' correlation coefficient, or None if all scores are in one class."""
     if is_high_V.all() or not is_high_V.any():
         return None
     return float(np.corrcoef(is_fit_V, is_high_V)[0, 1])
 
 
 def ndcg(measured_V: Numbers, scores_V: Numbers) -> float:
-    """Return the normalised discounted cumulative gain of the tenth of variants with the highest
-    scores; gains are measured scores between 0 and 1. Of equal scores, each has their mean gain, so
-    it does not matter in which order they stand (McSherry and Najork 2008)."""
+    """Return the normalised discounted cumulative gain of the 10 % of variants with the highest
+    scores. Gains are the measured scores, scaled to [0, 1]. Variants with equal scores have their
+    mean gain, so the result does not depend on their order (McSherry and Najork 2008)."""
     gains_V = (measured_V - measured_V.min()) / (measured_V.max() - measured_V.min())
     discounts_V = 1 / np.log2(np.arange(len(gains_V)) + 2)
     discounts_V[len(gains_V) // TOP :] = 0
@@ -173,8 +173,8 @@ def ndcg(measured_V: Numbers, scores_V: Numbers) -> float:
 
 
 def top_recall(measured_V: Numbers, scores_V: Numbers) -> float:
-    """Return which share of variants at or above the 90th percentile of measured scores is at or
-    above that of scores as well."""
+    """Return the share of the variants at or above the 90th percentile of measured scores that are
+    also at or above the 90th percentile of scores."""
     level = 100 - 100 / TOP
     is_top_V = measured_V >= np.percentile(measured_V, level)
     return float((scores_V >= np.percentile(scores_V, level))[is_top_V].mean())
@@ -186,8 +186,8 @@ class _Row(NamedTuple):
 
 
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
-    """Return the figure, or none where nothing was measured; `read` gives columns of a run's
-    results, some rows at a time."""
+    """Return the figure, or [] without measured scores; `read` yields batches of the named columns
+    of a run's results."""
     rows, measured = list[_Row](), ""
     for batch in read(["id", VARIANTS]):
         measured = measured_of(batch.schema.field(VARIANTS).type.value_type)[0]
@@ -199,7 +199,7 @@ def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[F
 
 
 def figure(rows: Sequence[_Row], measured: str) -> Figure:
-    """Return the figure of all proteins and scores beside the column `measured`."""
+    """Return the figure of all proteins and scores against the column `measured`."""
     ids = list(dict.fromkeys(row.id for row in rows))
     known = [row for row in rows if row.agreement.spearman is not None]
     by_score: dict[str, list[Agreement]] = {row.agreement.score: [] for row in rows}
@@ -241,7 +241,7 @@ def figure(rows: Sequence[_Row], measured: str) -> Figure:
 
 
 def _sentence(name: str, agreements: Sequence[Agreement]) -> str:
-    """Return a sentence about one score."""
+    """Return a sentence with the mean metrics of one score."""
     if not agreements:
         return f"{name} has no figures; variant_metrics.tsv has the reason."
     figures = []

@@ -1,8 +1,8 @@
-"""What a network's own tokens are, beside ESM-2's, in which passes and scores are written.
+"""Convert ESM-2's tokens, which passes and scores use, to SaProt's tokens and back.
 
-SaProt's tokens are a residue and the letter of its structure. A masked residue keeps its structure,
-and the probability of a residue is the sum over its tokens: as in `predict_mut` of SaProt's
-`model/saprot/saprot_foldseek_mutation_model.py`. Structures stay the wild type's.
+A SaProt token is a pair of a residue and a 3Di letter of structure. A masked residue keeps its
+structure, and the probability of a residue is the sum over its tokens, as in `predict_mut` of
+SaProt's `model/saprot/saprot_foldseek_mutation_model.py`. Variants keep the wild type's structure.
 
 Shape legend: T tokens of a pass, R rows of the head, V tokens of the network, E those of ESM-2.
 """
@@ -16,10 +16,12 @@ import numpy as np
 
 from featuremill.workloads.esm2.folder import ALPHABET
 from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
-from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS, Tokens
+from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from featuremill.workloads.esm2.tokens import Tokens
 
 NUM_SPECIAL = len(SAPROT_TOKENS) - len(RESIDUES) * len(STRUCTURES)
 UNKNOWN = RESIDUES.index("#")
@@ -28,7 +30,7 @@ NO_STRUCTURE = STRUCTURES.index("#")
 
 def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
     """Return SaProt's tokens for ESM-2's tokens and the residues' 3Di letters; b"" is an unknown
-    structure. The two special tokens at the ends are equal in both."""
+    structure. The special tokens at both ends are the same in both alphabets."""
     is_residue = tokens_T > EOS
     structures = np.full(len(tokens_T), NO_STRUCTURE)
     if structure:
@@ -39,7 +41,7 @@ def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
 
 
 def of_residues(log_probabilities_RV: Tensor) -> Tensor:
-    """Return log_probabilities_RE of each residue, whatever its structure."""
+    """Return log_probabilities_RE: of each residue, summed over the 3Di letters."""
     pairs = log_probabilities_RV[:, NUM_SPECIAL:]
     of_pairs: Tensor = pairs.reshape(-1, len(RESIDUES), len(STRUCTURES)).logsumexp(2)
     return of_pairs[:, _residues().tolist()]
@@ -47,8 +49,8 @@ def of_residues(log_probabilities_RV: Tensor) -> Tensor:
 
 @cache
 def _residues() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the index of SaProt's residue for each of ESM-2's tokens; `#` for a token without one,
-    and for the mask."""
+    """Return the index of SaProt's residue for each ESM-2 token; that of `#` for the mask and for
+    tokens that SaProt lacks."""
     numbers = [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
     assert len(numbers) == NUM_TOKENS
     return np.array(numbers)

@@ -1,4 +1,4 @@
-"""The columns of a part: their names and types, and Arrow arrays from NumPy ones. No torch here."""
+"""The Arrow columns of scores: their schema, and record batches from NumPy arrays."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from featuremill.workloads.scores.passes import Work
 from featuremill.workloads.scores.variants import AMINO_ACIDS
 
 VARIANTS = "variants"
-"""The column by which the output `variant_scores` finds its rows."""
+"""The column that the output `variant_scores` writes."""
 POSITIONS = "positions"
-"""The column by which the output `position_scores` finds its rows."""
+"""The column that the output `position_scores` writes."""
 MEASURED, CLASS = pa.float64(), pa.int8()
-"""The types of a measured score and of its class beside a variant: no other column has them."""
+"""The types of a measured score and of its class; no other field of a variant has these types."""
 MATRIX = "log_probabilities"
 POSITION = pa.struct(
     {
@@ -33,17 +33,17 @@ POSITION = pa.struct(
 
 
 Rows = npt.NDArray[np.float32]
-"""Log-probabilities of 33 tokens, a row for each that the passes of a protein ask for."""
+"""Log-probabilities of 33 tokens: one row for each masked or scored residue of a pass."""
 Pairs = Sequence[tuple[Work, Rows]]
-"""Proteins with their rows by one network."""
+"""Proteins with their rows from one network."""
 Numbers = npt.NDArray[np.float64]
 
 
 def schema(options: Options) -> pa.Schema:
-    """Return the columns; `options` are resolved ones."""
+    """Return the columns for resolved `options`."""
     fields: dict[str, pa.DataType] = {}
     if kinds := options.kinds:
-        names = [f"{MARGINALS[kind]}{each}" for kind in kinds for each in _of_scores(options)]
+        names = [f"{MARGINALS[kind]}{each}" for kind in kinds for each in _suffixes(options)]
         row = {"variant": pa.string(), **dict.fromkeys(names, pa.float32())}
         if options.variants == "listed":
             others = dict.fromkeys(options.carried_as, pa.string())
@@ -66,8 +66,8 @@ def schema(options: Options) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _of_scores(options: Options) -> tuple[str, ...]:
-    """Return what stands behind the names of scores: of an ensemble, the mean comes first."""
+def _suffixes(options: Options) -> tuple[str, ...]:
+    """Return the suffixes of the columns of a score; that of an ensemble's mean is first."""
     several = len(options.networks) > 1
     return (options.mean, *options.networks) if several else options.networks
 
@@ -75,48 +75,48 @@ def _of_scores(options: Options) -> tuple[str, ...]:
 def batch(
     works: Sequence[Work], networks_rows: Sequence[Sequence[Rows]], options: Options
 ) -> pa.RecordBatch:
-    """Return one row for each protein, from the log-probabilities of its passes by each network."""
-    of_networks: list[Pairs] = [list(zip(works, rows, strict=True)) for rows in networks_rows]
-    arrays = [_variants(of_networks, options)] if options.kinds else []
+    """Return one row for each protein, from its log-probabilities by each network."""
+    networks_pairs: list[Pairs] = [list(zip(works, rows, strict=True)) for rows in networks_rows]
+    arrays = [_variants(networks_pairs, options)] if options.kinds else []
     for kind, source in LIKELIHOODS.items():
         if kind in options.likelihood:
-            each = [_likelihoods(pairs, source) for pairs in of_networks]
+            each = [_likelihoods(pairs, source) for pairs in networks_pairs]
             arrays += [numbers(column) for columns in each for column in columns]
             if len(each) > 1:
                 arrays.append(numbers(np.mean([sums for sums, _ in each], axis=0)))
     if options.positions != "none":
-        arrays.append(_positions(of_networks[0], options.positions))
+        arrays.append(_positions(networks_pairs[0], options.positions))
     if options.log_probabilities != "none":
-        arrays += [_matrices(pairs, options) for pairs in of_networks]
+        arrays += [_matrices(pairs, options) for pairs in networks_pairs]
     values = pa.RecordBatch.from_arrays(arrays, schema=schema(options))
     wrong = [
-        None if all(np.isfinite(rows).all() for rows in of_protein) else NOT_FINITE.reason()
-        for of_protein in zip(*networks_rows, strict=True)
+        None if all(np.isfinite(rows).all() for rows in protein_rows) else NOT_FINITE.reason()
+        for protein_rows in zip(*networks_rows, strict=True)
     ]
     return values.append_column("reason", pa.array(wrong, pa.string())) if any(wrong) else values
 
 
-def _variants(of_networks: Sequence[Pairs], options: Options) -> pa.Array:
-    works = [work for work, _ in of_networks[0]]
+def _variants(networks_pairs: Sequence[Pairs], options: Options) -> pa.Array:
+    works = [work for work, _ in networks_pairs[0]]
     names = [name for work in works for name in work.names]
     scores = list[Rows]()
     for kind in options.kinds:
         each = [
             np.concatenate([passes.marginal(work, kind, rows) for work, rows in pairs])
-            for pairs in of_networks
+            for pairs in networks_pairs
         ]
         if len(each) > 1:
             scores.append(np.stack(each).astype(np.float64).mean(0).astype(np.float32))
         scores += each
     struct = schema(options).field(VARIANTS).type.value_type
-    columns = [pa.array(names, pa.string()), *map(_known, scores)]
+    columns = [pa.array(names, pa.string()), *map(_nullable, scores)]
     if options.variants == "listed":
         return _rows(works, columns, struct)
     return _lists(columns, struct, [len(work.names) for work in works])
 
 
 def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructType) -> pa.Array:
-    """Return a list of table rows for each protein; `columns` have its distinct variants."""
+    """Return for each protein the list of its table rows; `columns` have its distinct variants."""
     rows = [row for work in works for row in work.rows]
     indices, start = list[int | None](), 0
     for work in works:
@@ -132,8 +132,8 @@ def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructT
     return _lists([variants, *scores, read_as, *more], struct, [len(work.rows) for work in works])
 
 
-def _known(scores: Rows) -> pa.Array:
-    """Return scores with null in place of NaN."""
+def _nullable(scores: Rows) -> pa.Array:
+    """Return scores with null for NaN."""
     import pyarrow.compute as pc
 
     array = numbers(scores)
@@ -141,7 +141,7 @@ def _known(scores: Rows) -> pa.Array:
 
 
 def _texts(values: Sequence[str | None], kind: pa.DataType) -> pa.Array:
-    """Return values of a table, which are texts, as the type that their column has."""
+    """Return texts of a table, converted to the type `kind`."""
     if kind == pa.string():
         return pa.array(values, kind)
     read = float if kind == MEASURED else int
@@ -149,7 +149,7 @@ def _texts(values: Sequence[str | None], kind: pa.DataType) -> pa.Array:
 
 
 def _likelihoods(pairs: Pairs, source: str) -> tuple[Numbers, Numbers]:
-    """Return the log-likelihood of each protein, and exp(-log-likelihood / residues)."""
+    """Return the log-likelihoods and perplexities, exp(-log-likelihood / residues), of proteins."""
     every = [(work, passes.of_every_residue(work, source, rows)) for work, rows in pairs]
     each = [passes.own(work.letters, rows).sum(dtype=np.float64) for work, rows in every]
     sums = np.array(each)

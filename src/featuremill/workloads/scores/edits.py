@@ -1,9 +1,9 @@
-"""Insertions, deletions and whole sequences as variants: how HGVS writes them, what sequence they
-make, and the name that a payload has for them.
+"""Insertions, deletions and whole sequences as variants: parse HGVS names, apply the edits to a
+sequence, and write the names that payloads use.
 
-An edit puts letters in the place of residues. Its name is HGVS's with one letter a residue, such as
-`K2del`, `K2_G4delinsA` or `K2_T3insGG`; what stands before the first or behind the last residue is
-written as a change of that residue.
+An edit replaces residues with letters. Its name is the HGVS name in one-letter codes, such as
+`K2del`, `K2_G4delinsA` or `K2_T3insGG`. An insertion before the first residue, or after the last,
+is written as a change of that residue.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from Bio.Data.IUPACData import protein_letters_3to1
 
 RESIDUE = "([A-Z]|[A-Z]{3})([1-9][0-9]{0,8})"
 WRITTEN = re.compile(f"{RESIDUE}(?:_{RESIDUE})?(DELINS|DEL|INS|DUP)([A-Z]*)")
-"""An insertion or a deletion in capitals."""
+"""An insertion or deletion in upper case."""
 
 
 class Edit(NamedTuple):
-    """Letters in the place of residues [start, stop), which are counted from 0."""
+    """Replaces residues [start, stop), counted from 0, with `letters`."""
 
     start: int
     stop: int
@@ -30,49 +30,49 @@ class Edit(NamedTuple):
 
 
 class Indel(NamedTuple):
-    """An insertion, a deletion or both as it is written, its positions counted from 1."""
+    """A parsed insertion, deletion or both; positions are counted from 1."""
 
     old: str
     position: int
     last: str
     end: int
-    """The last residue that is named, and its position; the first one's where there is one."""
-    what: str
-    """del, ins, delins or dup."""
+    """`last` is the last residue in the name, and `end` its position; the first if it is alone."""
+    kind: str
+    """`del`, `ins`, `delins` or `dup`."""
     new: str
 
     @property
     def residues(self) -> tuple[tuple[str, int], ...]:
-        """The residues that it names, with their positions."""
+        """The residues in the name, with their positions."""
         return ((self.old, self.position), (self.last, self.end))
 
     def edit(self, letters: str, first: int) -> Edit:
-        """Return what it does to a protein whose first residue has the number `first`."""
+        """Return the edit of a protein whose first residue has the number `first`."""
         start, stop = self.position - first, self.end - first + 1
-        if self.what == "ins":
+        if self.kind == "ins":
             return Edit(start + 1, start + 1, self.new)
-        if self.what == "dup":
+        if self.kind == "dup":
             return Edit(stop, stop, letters[start:stop])
         return Edit(start, stop, self.new)
 
     def __str__(self) -> str:
         end = f"_{self.last}{self.end}" if self.end != self.position else ""
-        return f"{self.old}{self.position}{end}{self.what}{self.new}"
+        return f"{self.old}{self.position}{end}{self.kind}{self.new}"
 
 
 def one_letter(residue: str) -> str:
-    """Return the letter of a residue of three in capitals; what is none stays as it is."""
+    """Return the one-letter code of a three-letter code in upper case; other texts unchanged."""
     letter: str = protein_letters_3to1.get(residue.title(), residue)
     return letter
 
 
 def read(part: str) -> Indel | None:
-    """Return the insertion or deletion in `part`, in one-letter or three-letter codes; None for
-    anything else, and for an insertion without its residues."""
+    """Parse an insertion or deletion in one-letter or three-letter codes. Return None for other
+    texts, and for insertions that lack the inserted residues."""
     match = WRITTEN.fullmatch(part.upper())
     if not match:
         return None
-    old, position, last, end, what, new = match.groups()
+    old, position, last, end, kind, new = match.groups()
     as_written = part[len(part) - len(new) :] if new else ""
     if len(old) == 3 or not (as_written.isupper() or as_written.islower()):
         new = "".join(one_letter(new[at : at + 3]) for at in range(0, len(new), 3))
@@ -81,35 +81,35 @@ def read(part: str) -> Indel | None:
         int(position),
         one_letter(last or old),
         int(end or position),
-        what.lower(),
+        kind.lower(),
         new,
     )
     named = (indel.old, indel.last)
-    has_new, is_insertion = what in ("INS", "DELINS"), what == "INS"
-    is_apart = indel.end != indel.position + 1 if is_insertion else indel.end < indel.position
-    if is_apart or bool(new) != has_new or any(len(residue) > 1 for residue in named):
+    has_new, is_insertion = kind in ("INS", "DELINS"), kind == "INS"
+    is_impossible = indel.end != indel.position + 1 if is_insertion else indel.end < indel.position
+    if is_impossible or bool(new) != has_new or any(len(residue) > 1 for residue in named):
         return None
     return indel
 
 
 def of_sequence(letters: str, mutated: str) -> list[Edit]:
-    """Return the edits from a protein to `mutated`: substitutions if both have one length, else one
-    change between their common ends, or its parts if it spans most of the protein."""
+    """Return the edits from `letters` to `mutated`: substitutions if their lengths are equal, else
+    one edit between the common ends. An edit of more than half of the protein is split."""
     if len(letters) == len(mutated):
         pairs = enumerate(zip(letters, mutated, strict=True))
         return [Edit(index, index + 1, new) for index, (old, new) in pairs if old != new]
     start = _num_equal(letters, mutated)
     ends = min(len(letters), len(mutated)) - start
-    num_behind = min(ends, _num_equal(letters[::-1], mutated[::-1]))
-    stop = len(letters) - num_behind
-    new = mutated[start : len(mutated) - num_behind]
+    num_after = min(ends, _num_equal(letters[::-1], mutated[::-1]))
+    stop = len(letters) - num_after
+    new = mutated[start : len(mutated) - num_after]
     if 2 * max(stop - start, len(new)) <= len(letters):
         return [Edit(start, stop, new)]
     alike = SequenceMatcher(None, letters[start:stop], new, autojunk=False)
     return [
         Edit(start + first, start + last, new[begin:end])
-        for what, first, last, begin, end in alike.get_opcodes()
-        if what != "equal"
+        for kind, first, last, begin, end in alike.get_opcodes()
+        if kind != "equal"
     ]
 
 
@@ -118,7 +118,7 @@ def _num_equal(a: str, b: str) -> int:
 
 
 def name_of(edit: Edit, letters: str) -> str:
-    """Return the edit as payloads have it."""
+    """Return the name of the edit in payloads."""
     start, stop, new = edit
     if start == stop == 0:
         stop, new = 1, new + letters[0]
@@ -134,12 +134,12 @@ def name_of(edit: Edit, letters: str) -> str:
 
 
 def is_indel(variant: str) -> bool:
-    """Tell whether a variant of a payload has more than substitutions."""
+    """Return whether a variant of a payload has insertions or deletions."""
     return not variant.isupper()
 
 
 def edits(variant: str, letters: str) -> Iterator[Edit]:
-    """Yield the edits of a variant of a payload, in the order of their positions."""
+    """Yield the edits of a variant of a payload, in order of position."""
     for part in variant.split(":"):
         indel = read(part)
         index = 0 if indel else int(part[1:-1]) - 1
@@ -147,7 +147,7 @@ def edits(variant: str, letters: str) -> Iterator[Edit]:
 
 
 def mutated(variant: str, letters: bytes) -> bytes:
-    """Return the sequence of a variant of a payload."""
+    """Return the sequence of a protein with a variant of a payload."""
     was = letters.decode()
     sequence, index = "", 0
     for start, stop, new in edits(variant, was):
@@ -157,8 +157,8 @@ def mutated(variant: str, letters: bytes) -> bytes:
 
 
 def mutated_structure(variant: str, letters: bytes, structure: bytes) -> bytes:
-    """Return the 3Di letters of the sequence of a variant: kept and substituted residues keep
-    theirs, inserted ones have `#`; b"" if none is known."""
+    """Return the 3Di letters of the sequence of a variant: unchanged for kept and substituted
+    residues, `#` for inserted ones; b"" if the structure is unknown."""
     if not structure:
         return b""
     was = letters.decode()
@@ -166,14 +166,14 @@ def mutated_structure(variant: str, letters: bytes, structure: bytes) -> bytes:
     for start, stop, new in edits(variant, was):
         old = was[start:stop]
         num_before = len(new) if len(new) == len(old) else _num_equal(old, new)
-        num_behind = _num_equal(old[num_before:][::-1], new[num_before:][::-1])
+        num_after = _num_equal(old[num_before:][::-1], new[num_before:][::-1])
         letters_3di += structure[index : start + num_before]
-        letters_3di += b"#" * (len(new) - num_before - num_behind)
+        letters_3di += b"#" * (len(new) - num_before - num_after)
         index = stop
-        letters_3di += structure[stop - num_behind : stop]
+        letters_3di += structure[stop - num_after : stop]
     return letters_3di + structure[index:]
 
 
 def overlap(edits: list[Edit]) -> Edit | None:
-    """Return the first of the sorted `edits` that overlaps the one before it; None if none does."""
+    """Return the first of the sorted `edits` that overlaps the previous edit, or None."""
     return next((b for a, b in pairwise(edits) if b.start < a.stop or a[:2] == b[:2]), None)

@@ -1,6 +1,6 @@
-"""The networks of a run on their device: one, or those of an ensemble; all at once, or one by one.
+"""Load the networks of a run: all networks of an ensemble, or one at a time if memory is short.
 
-Imports no torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from featuremill.workloads.scores.head import Head
 
 log = logging.getLogger("featuremill.scores")
-ROOM = 0.9
-"""The share of the memory that may be used."""
-PACKS_A_LOAD = 16
-"""Packs of a batch on a GPU, so that networks that come one by one are not loaded for each."""
+USABLE_SHARE = 0.9
+"""The share of the memory that networks may use."""
+PACKS_PER_LOAD = 16
+"""Packs of a batch of an ensemble on a GPU: networks that alternate are loaded once per batch."""
 
 
 class Network(NamedTuple):
@@ -34,24 +34,24 @@ class Network(NamedTuple):
 
 
 def num_networks(weights: Weights) -> int:
-    """Return how many networks the weights are of."""
+    """Return the number of networks in the weights."""
     return int(weights.metadata.get(sources.NUM_NETWORKS, 1))
 
 
 def memory_mb(
     options: esm2.Options, device: Device, weights: Weights, batch_tokens: int, num: int
 ) -> int:
-    """Return the estimated peak in MiB with `num` loaded networks of an ensemble."""
+    """Return the estimated peak memory in MiB with `num` networks loaded."""
     single_mb: int = esm2.memory_mb(options, device, weights, batch_tokens)
     return single_mb + round((num - 1) * esm2.loaded_mb(options, device, weights))
 
 
 def num_together(options: esm2.Options, device: Device, weights: Weights, batch_tokens: int) -> int:
-    """Return how many networks are loaded at a time: all if there is memory for them, else one."""
+    """Return the number of networks that are loaded at a time: all if they fit, else one."""
     num = num_networks(weights)
-    there_mb = device.memory_mb if device.kind == "cuda" else free_memory_mb()
+    available_mb = device.memory_mb if device.kind == "cuda" else free_memory_mb()
     need_mb = memory_mb(options, device, weights, batch_tokens, num)
-    return num if not there_mb or need_mb <= ROOM * there_mb else 1
+    return num if not available_mb or need_mb <= USABLE_SHARE * available_mb else 1
 
 
 class Networks:
@@ -83,7 +83,7 @@ class Networks:
 
     @cached_property
     def first(self) -> Network:
-        """The first network, which stays loaded where all do."""
+        """The first network; it stays loaded if all networks do."""
         return self._load(0)
 
     @cached_property
@@ -91,7 +91,7 @@ class Networks:
         return [self._load(number) for number in range(1, self.num)]
 
     def each(self) -> Iterator[Network]:
-        """Yield network after network."""
+        """Yield the networks; they are loaded one at a time if memory is short."""
         if self._num_together == self.num:
             yield from (self.first, *self._others)
             return
@@ -101,7 +101,7 @@ class Networks:
 
     @property
     def backend(self) -> str:
-        """What computes, for the receipt."""
+        """The names of the compute backends, for the receipt."""
         backend = self.first.encoder.backend
         if self.num == 1:
             return backend

@@ -1,4 +1,4 @@
-"""Figures of the first proteins of a run alone, so that a page stays small."""
+"""Figures of the first proteins of a run; limits the size of the report."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Protein = TypeVar("Protein")
 def figures_of(
     proteins: Iterator[Protein], figure: Callable[[int, Protein], Figure]
 ) -> list[Figure]:
-    """Return `figure` of each of the first proteins and its number from 1. The sentence of the
-    first figure states if there are more proteins."""
+    """Return `figure(number, protein)` of the first proteins; numbers start at 1. If there are more
+    proteins, the sentence of the first figure states it."""
     first = list(islice(proteins, MOST_PROTEINS + 1))
     every = [figure(number, each) for number, each in enumerate(first[:MOST_PROTEINS], start=1)]
     if len(first) > MOST_PROTEINS:

@@ -1,6 +1,5 @@
-"""The report's figures of scores: for each of the first proteins a heat map of its single
-substitutions, positions × residues, and its highest and lowest variants.
-"""
+"""The report's figures of scores: for each of the first proteins, a heat map of its single
+substitutions (positions × residues) and its highest and lowest variants."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from featuremill.workloads.scores.first_proteins import figures_of
 from featuremill.workloads.scores.variants import AMINO_ACIDS, substitutions
 
 STRETCH = 100
-"""Positions side by side in one chart, so that a cell is wide enough to be seen."""
+"""Positions of one heat map; more would make the cells too narrow."""
 MOST_STRETCHES = 6
-LEAST_SHARE = 0.25
-"""The share of all single substitutions that a heat map needs: with fewer it would be white."""
+MIN_SHARE = 0.25
+"""The least share of all single substitutions for a heat map; below it, most cells are empty."""
 MOST_RANKED = 10
-"""Variants at either end of the scores."""
+"""The number of highest and of lowest variants."""
 CELL_PIXELS = 13
 MOST_LETTERS = 40
 DIVERGING = ["--second", "--card", "--first"]
@@ -44,13 +43,13 @@ class Protein(NamedTuple):
     length: int
     """In residues."""
     column: str
-    """The score that is drawn, such as `wildtype_marginal`."""
+    """The name of the score, such as `wildtype_marginal`."""
     scored: Sequence[Scored]
 
 
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
-    """Return one figure for each of the first proteins with variants; `read` gives columns of a
-    run's results, some rows at a time."""
+    """Return one figure for each of the first proteins with variants; `read` yields batches of the
+    named columns of a run's results."""
     return figures_of(_proteins(read(["id", "length", VARIANTS])), figure)
 
 
@@ -62,7 +61,7 @@ def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
         for id, length, rows in zip(*batch.columns, strict=True):
             names = rows.values.field(variant).to_pylist()
             known = (name for name in scores if rows.values.field(name).null_count < len(names))
-            if score := next(known, ""):  # insertions and deletions have the last one alone
+            if score := next(known, ""):  # insertions and deletions have only the last score
                 pairs = zip(names, rows.values.field(score).to_pylist(), strict=True)
                 score_of = dict(pair for pair in pairs if None not in pair)
                 scored = list(map(Scored, *zip(*score_of.items(), strict=True)))
@@ -70,7 +69,7 @@ def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
 
 
 def figure(number: int, protein: Protein) -> Figure:
-    """Return the figure of one protein, the page's number `number`."""
+    """Return the figure of a protein; `number` distinguishes its name."""
     ranked = sorted(protein.scored, key=lambda each: -each.score)
     low, high = ranked[-1], ranked[0]
     sentence = (
@@ -86,7 +85,7 @@ def figure(number: int, protein: Protein) -> Figure:
 
 
 def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
-    """Yield a heat map for each stretch of positions; none if few substitutions have a score."""
+    """Yield a heat map for each range of positions; none if few substitutions have a score."""
     cells: list[dict[str, Any]] = [
         {"position": new.residue + 1, "residue": new.letter, "was": variant[0], "score": score}
         for variant, score in protein.scored
@@ -94,23 +93,23 @@ def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
         for new in substitutions(variant)
     ]
     num_all = protein.length * (len(AMINO_ACIDS) - 1)
-    if len(cells) < LEAST_SHARE * num_all:
+    if len(cells) < MIN_SHARE * num_all:
         return
     most = max(abs(cell["score"]) for cell in cells) or 1.0
     starts = range(1, protein.length + 1, STRETCH)[:MOST_STRETCHES]
     for start in starts:
         last = min(start + STRETCH - 1, protein.length)
-        here = [cell for cell in cells if start <= cell["position"] <= last]
+        stretch_cells = [cell for cell in cells if start <= cell["position"] <= last]
         title = f"Residues {start:,} to {last:,}"
         if start == starts[-1] and last < protein.length:
             title += f" (those behind, to {protein.length:,}, are not drawn)"
         width = min(STRETCH, protein.length)
-        chart = _heat_map(here, range(start, start + width), most)
+        chart = _heat_map(stretch_cells, range(start, start + width), most)
         yield Panel(f"{name}-{start}", title, specification(chart), "canvas")
 
 
 def _heat_map(cells: Sequence[dict[str, Any]], positions: Sequence[int], most: float) -> Any:
-    """Return the chart of one stretch; a grey cell is the wild type's residue."""
+    """Return the chart of a range of positions; grey cells are the wild type."""
     old = {cell["position"]: cell["was"] for cell in cells}
     wild_type = [
         {"position": at, "residue": letter, "kind": "wild type"} for at, letter in old.items()
@@ -133,7 +132,7 @@ def _heat_map(cells: Sequence[dict[str, Any]], positions: Sequence[int], most: f
             tooltip=["position:O", "was:N", "residue:N", alt.Tooltip("score:Q", format="+.3f")],
         )
     )
-    stays = (
+    wild_types = (
         alt.Chart(values(wild_type))
         .mark_rect()
         .encode(
@@ -144,18 +143,18 @@ def _heat_map(cells: Sequence[dict[str, Any]], positions: Sequence[int], most: f
         )
     )
     size: dict[str, Any] = {"width": "container", "height": CELL_PIXELS * len(AMINO_ACIDS)}
-    return (scores + stays).resolve_scale(color="independent").properties(**size)
+    return (scores + wild_types).resolve_scale(color="independent").properties(**size)
 
 
 def _ends(name: str, column: str, ranked: Sequence[Scored]) -> Panel:
-    """Return the highest and the lowest variants as bars, highest first."""
+    """Return a bar chart of the highest and lowest variants, highest first."""
     ends = ranked
     title = f"All {len(ranked)} variants" if len(ranked) > 1 else "The variant"
     if len(ranked) > 2 * MOST_RANKED:
         ends = [*ranked[:MOST_RANKED], *ranked[-MOST_RANKED:]]
         title = f"The {MOST_RANKED} highest and the {MOST_RANKED} lowest variants"
     rows = [
-        {"variant": _told_apart(variant, rank), "score": score, "rank": rank}
+        {"variant": _label(variant, rank), "score": score, "rank": rank}
         for rank, (variant, score) in enumerate(ends)
     ]
     chart = (
@@ -178,8 +177,8 @@ def _ends(name: str, column: str, ranked: Sequence[Scored]) -> Panel:
     return Panel(name, title, specification(chart))
 
 
-def _told_apart(variant: str, rank: int) -> str:
-    """Return a label that no other bar has, where variants begin alike."""
+def _label(variant: str, rank: int) -> str:
+    """Return the label of a bar; a clipped name has its rank, so that labels differ."""
     return (
         variant if len(variant) <= MOST_LETTERS else f"{rank + 1}. {clipped(variant, MOST_LETTERS)}"
     )

@@ -1,6 +1,6 @@
-"""Where ESM-1b, ESM-1v and SaProt come from: a path, Hugging Face's cache or Meta's server.
+"""The checkpoints of ESM-1b, ESM-1v and SaProt: find, download and convert them.
 
-Imports no torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -39,50 +39,49 @@ __all__ = ["ESM_1", "ESM_1B_NAME", "refuse_beyond_positions"]
 _log = logging.getLogger("featuremill.weights")
 ESM_1B_NAME = "esm1b_t33_650M_UR50S"
 ESM_1_NAMES = (ESM_1B_NAME, *(f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1, 6)))
-"""The names of the published models in fair-esm, and behind `facebook/` on Hugging Face."""
+"""The names of the published models in fair-esm, and after `facebook/` on Hugging Face."""
 SHAPE_OF_ESM_1 = (33, 20, 1280, 5120)
-"""Layers, heads, width and feed forward of each of them."""
+"""Layers, heads, width and feed-forward width of the published models."""
 POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"
-"""In the names of tensors of an ESM-1b or ESM-1v, and in none of an ESM-2."""
+"""Part of a tensor name of ESM-1b and ESM-1v that ESM-2 lacks."""
 FIRST_POSITION = 2
-"""The rows before the first token's in a table of positions."""
+"""The row of the first token in a table of positions."""
 
 
 class Kin(NamedTuple):
-    """A kind of network, with what `featuremill.workload.Checkpoints` asks for."""
+    """A kind of network; implements `featuremill.workload.Checkpoints`."""
 
     kind: Kind
     published: tuple[str, ...]
     stem: str
-    """How the name of weights begins that nobody has published, as a pattern: the architecture's
-    name."""
+    """A pattern of the architecture's name, with which names of unpublished weights begin."""
 
     def takes(self, model: str) -> bool:
-        """Return whether `model` names such a network, converted or not, or its files; no weights
-        are read."""
+        """Return whether `model` is the name or the path of such a network, converted or not. Does
+        not read weights."""
         if self._known(model):
             return True
         path = place_of(model)
         if not path.exists():
-            is_made = re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model) is not None
-            is_meant = self.kind is kin.SAPROT and "saprot" in model.lower()
-            return is_made or (is_meant and is_name(model))
+            is_converted = re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model) is not None
+            is_saprot = self.kind is kin.SAPROT and "saprot" in model.lower()
+            return is_converted or (is_saprot and is_name(model))
         with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
             folder = path if path.is_dir() else path.parent
             if (folder / CONFIG).is_file():
                 config = json.loads((folder / CONFIG).read_text("utf-8"))
                 if config.get("model_type") == "esm":
-                    return self._is_meant(config)
-            return path.is_file() and self._names_it(header(path))
+                    return self._is_config(config)
+            return path.is_file() and self._is_header(header(path))
         return False
 
-    def _is_meant(self, config: Mapping[str, object]) -> bool:
+    def _is_config(self, config: Mapping[str, object]) -> bool:
         if self.kind is kin.SAPROT:
             return config.get("vocab_size") == self.kind.most_tokens
         is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
         return is_absolute and config.get("vocab_size") == self.kind.most_tokens
 
-    def _names_it(self, header: bytes) -> bool:
+    def _is_header(self, header: bytes) -> bool:
         return self.kind is kin.ESM_1 and POSITIONS_OF_FAIR_ESM in header
 
     def _known(self, model: str) -> str:
@@ -98,11 +97,11 @@ class Kin(NamedTuple):
         return self._known(model) or of_esm2.stem_of(model)
 
     def refuse_nearly_named(self, model: str, names: Sequence[str], others: str) -> None:
-        """Raise UserError for a name whose nearest of all `names` is one of these; `others`
-        describes further models."""
+        """Raise UserError for an unknown name that is nearest to a published model of this kind.
+        `names` are all names, and `others` describes the other models in the message."""
         if not of_esm2.is_path(model) or of_esm2.looks_like_path(model) or self.takes(model):
             return
-        typed = model.lower().replace("-", "")  # as ESM-1b is written in texts
+        typed = model.lower().replace("-", "")  # papers write ESM-1b
         short = [name for name in self.published if re.fullmatch(self.stem, typed)]
         near = next((name for name in short if name.startswith(typed)), "")
         near = near or of_esm2.nearest(typed, names)
@@ -114,7 +113,7 @@ class Kin(NamedTuple):
             )
 
     def refuse_missing(self, model: str) -> None:
-        """Raise UserError where `model` is not here, or is a folder of another network."""
+        """Raise UserError if `model` is missing, or is a folder of another network."""
         if self._known(model):
             return
         path = place_of(model)
@@ -127,7 +126,7 @@ class Kin(NamedTuple):
             refuse_unreadable(path)
 
     def locate(self, model: str) -> Checkpoint:
-        """Return the place of the checkpoint of `model`, also before its download."""
+        """Return the checkpoint of `model`, which may not be downloaded yet."""
         if name := self._known(model):
             return of_esm2.published(name)
         self.refuse_missing(model)
@@ -135,11 +134,11 @@ class Kin(NamedTuple):
         return Checkpoint("local", self.name_of(model), str(path.resolve()), path)
 
     def convert(self, source: Checkpoint, path: Path, has_head: bool = True) -> Converted:
-        """Write the weights of `source` to `path`, with the language-model head or without."""
+        """Write the weights of `source` to `path`, with or without the language-model head."""
         return self.write(source, self.read(source, has_head), path)
 
     def read(self, source: Checkpoint, has_head: bool = False) -> Opened:
-        """Return the weights of `source`, as `convert` writes them; download them if needed."""
+        """Read the weights of `source`; download them if they are missing."""
         refuse_without_packages(esm2.Options)
         path = source.path
         if source.kind == "published" and not path.exists():
@@ -150,7 +149,7 @@ class Kin(NamedTuple):
         return checkpoint.read(path, has_head, self.kind)
 
     def write(self, source: Checkpoint, opened: Opened, path: Path) -> Converted:
-        """Write the weights `opened`, of `source`, to `path`."""
+        """Write the weights `opened`, which were read from `source`, to `path`."""
         from featuremill.workloads.esm2 import conversion
 
         sha256 = conversion.write(opened, path)
@@ -165,7 +164,7 @@ class Kin(NamedTuple):
         return Converted(name, sha256, metadata)
 
     def weights_ahead(self, model: str, has_head: bool = True) -> Weights:
-        """Return what is known of the model before it is converted."""
+        """Return the metadata of the model before it is converted."""
         if name := self._known(model):
             architecture = ESM_1B if name == ESM_1B_NAME else ESM_1V
             sizes = Sizes(architecture, *SHAPE_OF_ESM_1)
@@ -187,8 +186,8 @@ SAPROT = Kin(kin.SAPROT, (), "saprot")
 def refuse_beyond_positions(
     architecture: Architecture, is_whole: bool, max_residues: int | None, instead: str
 ) -> None:
-    """Raise UserError where options ask for more residues than there are positions: for whole
-    proteins, or for `max_residues`. `instead` is what `long` may be."""
+    """Raise UserError if the network has fewer positions than the options need: for whole proteins,
+    or for `max_residues`. `instead` names the values of `long` that work."""
     most = architecture.num_positions - FIRST_POSITION - NUM_SPECIAL
     if not architecture.num_positions:
         return

@@ -1,5 +1,5 @@
-"""Proteins with their variants as records: what is read of which tables, with their
-structures for networks that read both (SaProt)."""
+"""Read proteins with their variants as records, from tables and sequence files; add structures for
+networks that read them (SaProt)."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ Other = TypeVar("Other")
 
 
 def maker(options: Options) -> Make:
-    """Return what makes records of letters, with those of their structures in turns where the
-    network reads both."""
+    """Return the function that makes records; for SaProt, residues and 3Di letters alternate."""
     if sources.is_saprot(options.model):
         return letters.maker(structures.clean_pairs)
     return residues.protein
 
 
 def proteins(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the proteins of `inputs`, as `featuremill.inputs.proteins` does.
+    """Yield the proteins of `inputs`, as `featuremill.inputs.proteins` does.
 
     Raises:
-        UserError: there are structures, and the network reads none.
+        UserError: the options have structures, and the network reads none.
     """
     if not sources.is_saprot(options.model):
         _refuse_structures(options)
@@ -62,11 +61,10 @@ def proteins(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 def paired(
     pairs: Iterable[tuple[Record, Other]], options: Options
 ) -> Iterator[tuple[Record, Other]]:
-    """Yield proteins with the structures that `options` name, behind a tab, each with its other
-    value.
+    """Yield the pairs; for SaProt, append a tab and the structure of `options` to the payloads.
 
     Raises:
-        UserError: there are structures, and the network reads none.
+        UserError: the options have structures, and the network reads none.
     """
     if not sources.is_saprot(options.model):
         _refuse_structures(options)
@@ -97,15 +95,15 @@ def _refuse_structures(options: Options) -> None:
 
 
 log = logging.getLogger("featuremill.scores")
-Found = tuple[Record, tuple[list[Cell], bool]]
-"""A protein with its cells, and whether these are whole sequences."""
+ProteinCells = tuple[Record, tuple[list[Cell], bool]]
+"""A protein, its cells of variants, and whether the cells are whole sequences."""
 
 
 class _Listed:
-    """The variants of a table, by the id or accession of their protein."""
+    """The variants in `options.variants_file`, by the id or accession of their protein."""
 
     def __init__(self, path: Path, options: Options, has_tables: bool) -> None:
-        """`has_tables`: the column `options.id_column` may be one of the inputs alone."""
+        """With `has_tables`, `options.id_column` may be a column of the inputs only."""
         self._path, self._names = path, names_in_table(path, "variants")
         self.columns = tables.find(path, self._names, options)
         column, self._id_column = self.columns.variant, self.columns.id
@@ -119,7 +117,7 @@ class _Listed:
             id_column=self._id_column or column, names=self.columns.wanted(*options.carried)
         )
         for record in rows([path], wanted):
-            if record.reason and not self._id_column and not record.id:  # an empty cell
+            if record.reason and not self._id_column and not record.id:  # empty cell
                 continue
             if record.reason:
                 what = "id of a protein" if self._id_column else "variant"
@@ -140,7 +138,8 @@ class _Listed:
         """Return the cells of a protein.
 
         Raises:
-            UserError: it is not known whose they are, or another protein has the same accession.
+            UserError: the table has no ids and there are several proteins, or another protein has
+                the same accession.
         """
         if not self._id_column:
             if self._protein not in (None, id):
@@ -154,8 +153,8 @@ class _Listed:
         name = self._matcher.name_of(id)
         return [] if name is None else self._cells[name]
 
-    def refuse_strangers(self) -> None:
-        """Raise UserError where variants are of no protein that there is."""
+    def refuse_unmatched(self) -> None:
+        """Raise UserError if variants belong to no protein of the inputs."""
         if not self._id_column:
             return
         self._matcher.check()
@@ -171,41 +170,41 @@ class _Listed:
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
+    """Yield the proteins of `inputs` with their variants; truncated proteins have a note."""
     options = tables.with_columns(options)
     if options.variants != "listed":
         for record in proteins(inputs, options):
             yield _sized(record, options)
         return
     if options.variants_file:
-        pairs = _of_file(inputs, options)
+        pairs = _from_file(inputs, options)
     else:
-        pairs = paired(_long(inputs, options), options)
-    is_told = False
+        pairs = paired(_from_tables(inputs, options), options)
+    is_logged = False
     for record, (cells, of_sequences) in pairs:
         with_variants, problem = _with_variants(record, cells, of_sequences, options)
-        if problem and not is_told:
+        if problem and not is_logged:
             log.warning("%r: %s", clipped(record.id), problem)
-            is_told = True
+            is_logged = True
         yield with_variants
 
 
-def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
-    """Yield the proteins of `inputs`, each with its cells of `options.variants_file`."""
+def _from_file(inputs: Sequence[Path], options: Options) -> Iterator[ProteinCells]:
+    """Yield the proteins of `inputs` with their cells from `options.variants_file`."""
     assert options.variants_file
     listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
     for record in proteins(inputs, options):
         yield record, (listed.cells_of(record.id), listed.columns.is_of_sequences)
-    listed.refuse_strangers()
+    listed.refuse_unmatched()
 
 
 def _is_table(path: Path) -> bool:
     return format_of(path).module in ("table", "parquet")
 
 
-def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
-    """Yield the proteins of tables with their cells: of one row, or of all rows with equal id and
-    sequence."""
+def _from_tables(inputs: Sequence[Path], options: Options) -> Iterator[ProteinCells]:
+    """Yield the proteins of tables with their cells; rows with equal id and sequence are one
+    protein."""
     for path in inputs:
         if not _is_table(path):
             raise UserError(
@@ -215,40 +214,40 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
     make = maker(options)
     for path in inputs:
         names = names_in_table(path, "variants")
-        chosen = columns.Named(options.id_column, options.sequence_column)
-        sequence_columns = columns.find(path, names, chosen)
+        named_columns = columns.Named(options.id_column, options.sequence_column)
+        sequence_columns = columns.find(path, names, named_columns)
         id, letters = names[sequence_columns.id], names[sequence_columns.sequence]
         variant_columns = tables.of_variants(path, names, options)
         wanted = NamedColumns(id_column=id, names=variant_columns.wanted(letters, *options.carried))
-        of_protein: dict[tuple[object, ...], tuple[Record, list[Cell]]] = {}
+        by_protein: dict[tuple[object, ...], tuple[Record, list[Cell]]] = {}
         for row in rows([path], wanted):
             values = {} if row.reason else json.loads(row.payload)
             text = str(values.get(letters) or "")
             key = (row.line,) if row.reason else (row.id, text)
-            if key not in of_protein:
-                of_protein[key] = (make(row.id, "", text, row.source, row.line), [])
+            if key not in by_protein:
+                by_protein[key] = (make(row.id, "", text, row.source, row.line), [])
             if cell := tables.cell(values, variant_columns, options, path, row.line):
-                of_protein[key][1].append(cell)
-        for record, cells in of_protein.values():
+                by_protein[key][1].append(cell)
+        for record, cells in by_protein.values():
             yield record, (cells, variant_columns.is_of_sequences)
 
 
 def _with_variants(
     record: Record, cells: Sequence[Cell], of_sequences: bool, options: Options
 ) -> tuple[Record, str]:
-    """Return the record of a protein with its variants, refused if none has a score; and why some
-    have none, "" if all have one."""
+    """Return the protein's record with its variants, and why some variants have no score, or "".
+    The record has a reason if no variant can be scored."""
     sized = _sized(record, options)
     if record.reason:
         return sized, ""
-    letters, rows, every, first = letters_of(record.payload), list[Row](), list[Change](), ""
-    notes, strangers = [sized.note], list[Cell]()
-    several = [cell for cell in cells if variants.BETWEEN.search(cell.text.strip(",; "))]
-    if several:
-        shown = clipped(" ".join(several[0].text.split())).replace("; ", ";")
+    letters, rows, all_changes, first = letters_of(record.payload), list[Row](), list[Change](), ""
+    notes, mismatches = [sized.note], list[Cell]()
+    multiple = [cell for cell in cells if variants.BETWEEN.search(cell.text.strip(",; "))]
+    if multiple:
+        shown = clipped(" ".join(multiple[0].text.split())).replace("; ", ";")
         notes.append(
             "cells of several variants, each scored by itself (a colon makes one variant of "
-            f"substitutions): {len(several):,}, the first is {shown!r} at line {several[0].line}"
+            f"substitutions): {len(multiple):,}, the first is {shown!r} at line {multiple[0].line}"
         )
     for cell in cells:
         texts = list(filter(None, variants.BETWEEN.split(cell.text)))
@@ -258,24 +257,24 @@ def _with_variants(
                     variant = variants.of_sequence(text, letters, options)
                 else:
                     changes = variants.read(text)
-                    every += changes
+                    all_changes += changes
                     variant = variants.checked(changes, text, letters, options, cell.first)
                 row = Row(text, variant, "", cell.others)
-                is_one = len(texts) == 1 and cell.mutated and not of_sequences
-                if is_one and edits.mutated(variant, letters) != cell.mutated.encode():
-                    strangers.append(cell)
+                has_sequence = len(texts) == 1 and cell.mutated and not of_sequences
+                if has_sequence and edits.mutated(variant, letters) != cell.mutated.encode():
+                    mismatches.append(cell)
             except WrongError as wrong:
                 row = Row(text, "", str(wrong), cell.others)
                 first = first or f"{row.reason} (line {cell.line})"
             rows.append(row)
-    if strangers:
+    if mismatches:
         notes.append(
             "mutated sequences that the variant does not make of the protein, and the variant "
-            f"counts: {len(strangers):,}, the first is of {clipped(strangers[0].text)!r} at line "
-            f"{strangers[0].line}"
+            f"counts: {len(mismatches):,}, the first is of {clipped(mismatches[0].text)!r} at line "
+            f"{mismatches[0].line}"
         )
     num_refused = sum(bool(row.reason) for row in rows)
-    hint = _hint(rows, every, letters)
+    hint = _hint(rows, all_changes, letters)
     if num_refused and num_refused == len(rows):
         reason = next(row.reason for row in rows)
         if num_refused > 1:
@@ -289,12 +288,12 @@ def _with_variants(
     return sized._replace(payload=variants.payload_of(record.payload, rows), note=note), problem
 
 
-def _hint(rows: Sequence[Row], every: Sequence[Change], letters: bytes) -> str:
-    """Return what may explain that most `rows` name another residue than stands there."""
+def _hint(rows: Sequence[Row], all_changes: Sequence[Change], letters: bytes) -> str:
+    """Return a hint on the numbering if most `rows` do not match the residues, else ""."""
     heads = (*variants.WILD_TYPE.heads, variants.BEYOND.heads[0], variants.BEFORE)
     if 2 * sum(row.reason.startswith(heads) for row in rows) <= len(rows):
         return ""
-    number = variants.first_residue(every, letters)
+    number = variants.first_residue(all_changes, letters)
     if number is None:
         return ", so positions may be counted from elsewhere"
     return f", and all positions fit with first_residue {number} under options"

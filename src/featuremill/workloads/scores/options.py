@@ -1,4 +1,4 @@
-"""What a config may set under `options` for the workload scores."""
+"""The config `options` of the workload scores."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import sources
 
 NOT_PLAIN = re.compile(r"\W")
-"""Characters of model names that column names lack."""
+"""A character of a model name that is replaced in column names."""
 ONE_OR_SEVERAL = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 2}]
 }
 
 
 def _joined(value: Any) -> Any:
-    """Return several models as one text; of one in a list, that one."""
+    """Return a list of models as one text."""
     if not isinstance(value, list | tuple):
         return value
     if not value or not all(isinstance(each, str) for each in value):
@@ -36,7 +36,7 @@ def _joined(value: Any) -> Any:
 
 
 class ModelOptions(TableOptions):
-    """Which network scores."""
+    """Options that choose the networks."""
 
     model: Annotated[str, BeforeValidator(_joined), WithJsonSchema(ONE_OR_SEVERAL)] = "mill_t6_8M"
     """The network, as for the workloads `esm2` and `esmc`: `mill_t6_8M` (comes with featuremill for
@@ -47,7 +47,7 @@ class ModelOptions(TableOptions):
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """What stands behind the names of columns for each network; "" for one alone."""
+        """The suffix of each network's columns; "" for a single network."""
         names = sources.members(self.model)
         if len(names) == 1:
             return ("",)
@@ -55,7 +55,7 @@ class ModelOptions(TableOptions):
 
     @property
     def mean(self) -> str:
-        """What stands behind the names of columns for the mean of several networks."""
+        """The suffix of the columns with the mean of an ensemble."""
         return f"_mean_of_{len(self.networks)}"
 
 
@@ -71,26 +71,26 @@ MARGINALS: Mapping[Marginal, str] = MappingProxyType(
         "pseudo": "pseudo_log_likelihood_ratio",
     }
 )
-"""The kinds of score with their columns, in this order."""
+"""The kinds of score with the names of their columns, in order."""
 LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
     {"pseudo": "masked", "one_pass": "wildtype"}
 )
-"""In the order of their columns, each with the passes that it is of."""
+"""The kinds of likelihood, in order, with the passes that they are computed from."""
 MEASURED, MEASURED_CLASS = "DMS_score", "DMS_score_bin"
-"""The columns of ProteinGym."""
-TAKEN = ("id", "sample", "variant", "read_as", "reason")
-"""Columns beside the scores of a listed variant."""
+"""ProteinGym's columns of measured scores and of their classes."""
+RESERVED = ("id", "sample", "variant", "read_as", "reason")
+"""Fields of a listed variant besides its scores."""
 
 
 OF_LISTED = (
     *("variants_file", "variant_column", "mutated_sequence_column", "first_residue"),
     *("first_residue_column", "measured_column", "measured_class_column", "columns"),
 )
-"""Options of listed variants."""
+"""Options that require `variants: listed`."""
 
 
 class Options(StructureOptions, ModelOptions):
-    """Which variants of which proteins are scored, by which network, and how."""
+    """Options of proteins, variants, networks and scores."""
 
     EXECUTION = (
         TableOptions.EXECUTION
@@ -101,75 +101,75 @@ class Options(StructureOptions, ModelOptions):
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
 
     variants: Literal["none", "all", "listed"] = "all"
-    """Which variants are scored: `all` substitutions of one residue (19 a residue; none of a letter
-    beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
+    """Which variants are scored: `all` single substitutions (19 per residue; none at letters other
+    than the 20 amino acids), those that are `listed` in a table, or `none`."""
     variants_file: OptionFile | None = None
     """With `listed`: a table (CSV, TSV, Parquet) of the variants, with a column of the proteins'
-    ids or accessions: `id_column`, or found by its name. Only where the inputs are one protein, it
-    needs none. If not given, the inputs are tables with a column of variants, in one row of a
-    protein or in several that repeat its sequence."""
+    ids or accessions: `id_column`, or a column with a usual name. If the inputs are one protein,
+    ids are optional. If not given, the inputs are tables with a column of variants; a protein has
+    one row, or several rows that repeat its sequence."""
     variant_column: str = ""
     """With `listed`: the column of the variants, such as `A123T`; `A123T:G45D` is one variant with
-    two substitutions. A cell may hold several variants, with a space, a comma or a semicolon
-    between. If not given, the only one of `variant`, `variants`, `mutant`, `mutants`, `mutation`,
-    `mutations`, `substitution`, `substitutions`."""
+    two substitutions. A cell may hold several variants, separated by spaces, commas or semicolons.
+    If not given, the only column with a name among `variant`, `variants`, `mutant`, `mutants`,
+    `mutation`, `mutations`, `substitution`, `substitutions`."""
     mutated_sequence_column: str = ""
-    """With `listed`: the column of whole sequences of variants. If not given, `mutated_sequence`
-    where there is one. Where the table has a column of variants as well, that one counts, and a
-    note says which sequences are other ones."""
+    """With `listed`: the column of whole sequences of variants. If not given, `mutated_sequence` if
+    the table has it. A column of variants has priority; a note counts the sequences that differ
+    from it."""
     first_residue: int = 1
-    """With `listed`: the number that the table gives the first residue of the protein, such as 24
-    where the sequence has no signal peptide and the positions count it."""
+    """With `listed`: the position of the protein's first residue in the table's numbering, such as
+    24 if positions include a signal peptide that the sequence lacks."""
     first_residue_column: str = ""
-    """With `listed`: the column of these numbers, where proteins have several; `first_residue` is
-    that of empty cells."""
+    """With `listed`: the column of these positions, if they differ between proteins; empty cells
+    have `first_residue`."""
     measured_column: str = ""
-    """With `listed`: the column of measured scores, the higher the fitter, with which
-    `variant_metrics` and the report compare. If not given, `DMS_score` where `variants_file` has
-    it. It comes along as numbers."""
+    """With `listed`: the column of measured scores (higher is fitter) for `variant_metrics` and the
+    report. If not given, `DMS_score` if `variants_file` has it. It is copied to the variants as
+    numbers."""
     measured_class_column: str = ""
-    """With `listed`: the column that says by 0 or 1 which variants are fit, for the AUC. If not
-    given, `DMS_score_bin` where `variants_file` has it; else variants above the median are fit."""
+    """With `listed`: the column with 1 for fit variants and 0 for others, for the AUC. If not
+    given, `DMS_score_bin` if `variants_file` has it; else variants above the median are fit."""
     columns: tuple[str, ...] | None = None
-    """With `listed`: columns of the table that come along with each variant, as text. If not given,
-    all others of `variants_file`, but those with `seq` in their names; none of inputs."""
+    """With `listed`: columns of the table that are copied to each variant, as text. If not given,
+    all other columns of `variants_file` without `seq` in their names; none of the inputs."""
     marginals: tuple[Marginal, ...] = Field(default=("wildtype",), min_length=1)
-    """Scores of a variant, one or several (Meier et al. 2021): log-probabilities of the new
-    residues, less those of the old ones. They are read off the protein as it is (`wildtype`, one
-    pass a protein), with all the variant's positions masked at once (`masked`, one pass for each
-    set of positions), with one masked at a time (`masked_additive`, as ProteinGym does; one pass
-    for each position), or off the variant (`mutant`, one pass a variant). `pseudo` is the
-    pseudo-log-likelihood of the variant less that of the protein, also for insertions and
+    """Scores of a variant, one or several (Meier et al. 2021): the log-probabilities of the new
+    residues minus those of the old ones. They are computed from the unmasked protein (`wildtype`,
+    one pass per protein), with all positions of the variant masked (`masked`, one pass per set of
+    positions), with one position masked at a time (`masked_additive`, as in ProteinGym; one pass
+    per position), or from the variant (`mutant`, one pass per variant). `pseudo` is the
+    pseudo-log-likelihood of the variant minus that of the protein, also for insertions and
     deletions: one pass for each residue of each variant."""
     likelihood: tuple[Likelihood, ...] = ()
-    """Also deliver the log-likelihood of the protein, and its perplexity: `pseudo` masks one
-    residue at a time (one pass a residue; Salazar et al. 2020), `one_pass` masks none. The two are
-    different numbers."""
+    """Also deliver the log-likelihood and the perplexity of the protein: `pseudo` masks one residue
+    at a time (one pass per residue; Salazar et al. 2020), `one_pass` masks none. The two cannot be
+    compared."""
     log_probabilities: Source = "none"
     """Also deliver the log-probabilities of the 20 amino acids at each residue, in the order
-    ACDEFGHIKLMNPQRSTVWY: of the protein as it is (`wildtype`), or with each residue `masked` (one
-    pass a residue)."""
+    ACDEFGHIKLMNPQRSTVWY: of the unmasked protein (`wildtype`), or with each residue `masked` (one
+    pass per residue)."""
     positions: Source = "none"
-    """Also deliver for each residue its own log-probability, and the entropy of the 20 amino acids
-    in nats; `wildtype` and `masked` as above."""
+    """Also deliver for each residue its log-probability, and the entropy over the 20 amino acids in
+    nats; `wildtype` and `masked` as for `log_probabilities`."""
     output_dtype: Literal["float16", "float32"] = "float32"
     """Number type of `log_probabilities`."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Precision of the matrix products; the rest, and the language-model head, is fp32. `auto`
-    takes bf16 where the device has it, else fp16 on a GPU and fp32 on a CPU."""
+    """Precision of the matrix products; all else, with the language-model head, is fp32. `auto` is
+    bf16 on devices that have it, else fp16 on a GPU and fp32 on a CPU."""
     long: Literal["truncate", "full", "chunk", "proteingym"] = "truncate"
-    """What happens to proteins of more than `max_residues`: `truncate` keeps the first ones (and
-    a variant of the others fails), `full` computes them whole, `chunk` computes windows of
-    `max_residues`: masked and mutant passes in a window around the variant, the others in windows
-    that overlap by half, where each residue is read in the one whose middle is nearest.
-    `proteingym` computes passes with one masked residue in ProteinGym's windows (`max_residues` and
-    two more tokens around it, without start and end inside the protein), the others whole."""
+    """How proteins with more than `max_residues` are computed. `truncate` keeps the first residues
+    (variants of the others fail). `full` computes them whole. `chunk` computes windows of
+    `max_residues`: masked and mutant passes in a window around the variant, other passes in windows
+    that overlap by half, and each residue in the window with the nearest middle. `proteingym`
+    computes passes with one masked residue in ProteinGym's windows (`max_residues` plus two tokens
+    around it, with BOS and EOS only at the ends of the protein), and other passes whole."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues that are kept, or of a window. If not given, what the network was trained with: 2046
-    for ESM C, 1022 for the others; an ESM-1b or ESM-1v has positions for no more."""
+    """Residues that are kept, or residues of a window. If not given, the length in training: 2046
+    for ESM C, 1022 for the others. ESM-1b and ESM-1v have no positions beyond it."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
-    """Tokens that are computed together, special ones included. If not given: 128 for each
-    multiprocessor of a GPU, 4096 on a CPU."""
+    """Tokens that are computed together, with special tokens. If not given, 128 per multiprocessor
+    of a GPU, or 4096 on a CPU."""
 
     @field_validator("marginals", "likelihood", mode="before")
     @classmethod
@@ -178,7 +178,7 @@ class Options(StructureOptions, ModelOptions):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse what contradicts itself and what would have no effect."""
+        """Refuse options that contradict each other or have no effect."""
         for name in OF_LISTED:
             self._refuse_idle(name, self.variants != "listed", f"variants: {self.variants}")
         self._refuse_idle("marginals", self.variants == "none", "variants: none")
@@ -202,28 +202,27 @@ class Options(StructureOptions, ModelOptions):
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of the table that come along; of settled options, all of them."""
+        """Columns of the table that are copied to the variants; complete in resolved options."""
         return self.columns or ()
 
     @property
     def carried_as(self) -> list[str]:
-        """Their names beside the scores."""
+        """The names of the `carried` columns in the results."""
         return [self._carried_as(name) for name in self.carried]
 
     def _carried_as(self, name: str) -> str:
         suffixes = (*self.networks, self.mean)
         scores = (f"{column}{each}" for column in MARGINALS.values() for each in suffixes)
-        return f"table_{name}" if name in {*TAKEN, *scores} else name
+        return f"table_{name}" if name in {*RESERVED, *scores} else name
 
     @property
     def measured(self) -> dict[str, str]:
-        """The names of the columns of measured scores and of their classes among `carried`, each
-        with its name beside the scores."""
+        """The columns of measured scores and of their classes, with their names in the results."""
         names = filter(None, (self.measured_column, self.measured_class_column))
         return {name: self._carried_as(name) for name in names}
 
     def delivers(self) -> set[Kind]:
-        """Return what comes out: tables of variants or numbers, and a matrix."""
+        """Return the kinds of results: tables of variants and numbers, and matrices."""
         kinds: dict[Kind, bool] = {
             "per_residue": self.log_probabilities != "none",
             "table": self.variants != "none" or bool(self.likelihood) or self.positions != "none",
@@ -232,13 +231,13 @@ class Options(StructureOptions, ModelOptions):
 
     @property
     def kinds(self) -> tuple[Marginal, ...]:
-        """The scores of a variant, in the order of their columns."""
+        """The kinds of scores of a variant, in the order of their columns."""
         wanted = () if self.variants == "none" else self.marginals
         return tuple(kind for kind in MARGINALS if kind in wanted)
 
     @property
     def of_residues(self) -> set[str]:
-        """How the log-probabilities of every residue are wanted: `wildtype`, `masked` or both."""
+        """The passes that all residues need: `wildtype`, `masked` or both."""
         wanted = {self.log_probabilities, self.positions} - {"none"}
         if "pseudo" in self.kinds:
             wanted.add("masked")
@@ -246,19 +245,19 @@ class Options(StructureOptions, ModelOptions):
 
     @property
     def has_whole_passes(self) -> bool:
-        """Whether some passes have no masked residue."""
+        """Whether some passes mask no residue."""
         return "wildtype" in {*self.kinds, *self.of_residues}
 
     @cached_property
     def limit(self) -> int:
-        """Residues that are kept, or of a window."""
+        """Residues that are kept, or residues of a window."""
         workload: Any = esmc if sources.is_esm_c(self.model) else esm2
         trained: int = workload.Options.model_fields["max_residues"].default
         return self.max_residues or trained
 
     @property
     def of_esm2(self) -> esm2.Options:
-        """The options by which the workload esm2 loads this network, be it an ESM C."""
+        """The options for the workload esm2, which loads the networks; also those of ESM C."""
         return esm2.Options(
             model=self.model,
             dtype=self.dtype,
@@ -267,16 +266,15 @@ class Options(StructureOptions, ModelOptions):
         )
 
     def seen(self, num_residues: int) -> int:
-        """Return how many residues of a protein the network sees."""
+        """Return the number of residues of a protein that are computed."""
         return self.width(num_residues) if self.long == "truncate" else num_residues
 
     def width(self, num_residues: int) -> int:
-        """Return how many residues of a protein one pass sees, but passes in ProteinGym's
-        windows."""
+        """Return the number of residues in a pass; not for passes in ProteinGym's windows."""
         is_whole = self.long in ("full", "proteingym")
         return num_residues if is_whole else min(num_residues, self.limit)
 
     def masked_tokens(self, num_residues: int) -> int:
-        """Return how many tokens a pass with one masked residue has."""
+        """Return the number of tokens in a pass with one masked residue."""
         most = self.limit if self.long == "proteingym" else self.width(num_residues)
         return min(num_residues, most) + NUM_SPECIAL

@@ -1,8 +1,8 @@
-"""What is computed of a protein, and its scores from the log-probabilities that come out.
+"""Choose the forward passes of a protein, and compute its scores from their log-probabilities.
 
-A pass is the network's look at one sequence: the protein as it is, with places masked, or a variant
-of it; or at a window of such a sequence. Of each pass, only the places that scores ask for go
-through the language-model head.
+A pass is one forward pass of the network over a sequence or a window of it: the protein, the
+protein with masked residues, or a variant. The language-model head computes only the rows of a pass
+that scores need.
 
 The marginals are those of Meier et al. 2021 (doi:10.1101/2021.07.09.450648), as in fair-esm's
 `examples/variant-prediction`; the pseudo-log-likelihood is that of Salazar et al. 2020
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.workloads.esm2.tokens import MASK, NUM_SPECIAL, Tokens, tokenize
+from featuremill.workloads.esm2.tokens import MASK, NUM_SPECIAL, tokenize
 from featuremill.workloads.scores import edits
 from featuremill.workloads.scores.options import Marginal, Options
 from featuremill.workloads.scores.variants import (
@@ -33,66 +33,69 @@ from featuremill.workloads.scores.variants import (
     substitutions,
 )
 
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.tokens import Tokens
+
 Places = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
 
 
 class Pass(NamedTuple):
-    """One sequence for the network."""
+    """A sequence for a forward pass."""
 
     tokens: Tokens
     rows: Places
-    """The tokens whose log-probabilities are wanted."""
+    """The indices of the tokens whose log-probabilities are needed."""
     structure: bytes = b""
-    """The 3Di letters of its residues; b"" where none is known."""
+    """The 3Di letters of its residues; b"" if unknown."""
 
 
 class Work(NamedTuple):
-    """What is computed of a protein: passes of it as it is, the masked ones, those of mutants, then
-    those of each mutant with each residue masked."""
+    """The passes of a protein, in order: of the unmasked protein, masked, of mutants, and of each
+    mutant with one residue masked."""
 
     letters: bytes
-    """The residues that the network sees."""
+    """The residues that are computed."""
     options: Options
     names: list[str]
     """The names of the variants."""
     bounds: Places
-    """Where each variant's substitutions begin, and where the last one's end; a variant with other
-    changes has none here."""
+    """The start of each variant's substitutions in `places_S`, and the end of the last; a variant
+    with insertions or deletions has none."""
     places_S: Places
     letters_S: npt.NDArray[np.uint8]
     wildtype: Places
-    """Places that are read off the protein as it is."""
+    """Residues that are scored in the unmasked protein."""
     alone: Places
-    """Places that are masked alone, in order; with them `masked` begins."""
+    """Residues that are masked alone, sorted; `masked` begins with them."""
     masked: list[tuple[int, ...]]
-    """Places that are masked together."""
+    """Sets of residues that are masked together."""
     masked_of_V: Places
-    """Which of `masked` is each variant's."""
+    """The index in `masked` of each variant's set."""
     mutated: list[bytes]
-    """The sequence of each variant; none where no score is of them."""
+    """The sequence of each variant; empty unless `pseudo` is computed."""
     rows: list[Row]
-    """The rows of the table, each with its variant; empty where all variants are scored."""
+    """The rows of the table with their variants; empty if all variants are scored."""
     structure: bytes = b""
-    """The 3Di letters of the residues; b"" where none is known."""
+    """The 3Di letters of the residues; b"" if unknown."""
     mutated_structures: Sequence[bytes] = ()
     """The 3Di letters of each sequence in `mutated`."""
 
     @property
     def num_mutants(self) -> int:
-        """How many substitutions are read off mutants."""
+        """The number of substitutions that are scored in mutants."""
         return ("mutant" in self.options.kinds) * len(self.places_S)
 
 
 class Count(NamedTuple):
-    """What is computed of a protein."""
+    """The numbers of passes and tokens of a protein."""
 
     passes: int
     tokens: int
 
 
 def count(payload: bytes, options: Options) -> Count:
-    """Return the numbers of passes and tokens, without making them."""
+    """Count the passes and tokens of a protein without building them."""
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
     length, kinds, of_residues = len(seen), options.kinds, options.of_residues
@@ -107,7 +110,7 @@ def count(payload: bytes, options: Options) -> Count:
     alone = {index for indices in together if len(indices) == 1 for index in indices}
     if "masked_additive" in kinds:
         alone |= {index for indices in substituted for index in indices}
-    num_alone = length if _every_place(options) else len(alone)
+    num_alone = length if _masks_all(options) else len(alone)
     num_whole = num_variants * ("mutant" in kinds)
     num_whole += sum(len(indices) > 1 for indices in together)
     if "wildtype" in of_residues or ("wildtype" in kinds and num_variants > 0):
@@ -121,8 +124,8 @@ def count(payload: bytes, options: Options) -> Count:
     return Count(sum(number for number, _ in sizes), sum(number * size for number, size in sizes))
 
 
-def _every_place(options: Options) -> bool:
-    """Tell whether each residue is masked alone, whatever the variants are."""
+def _masks_all(options: Options) -> bool:
+    """Return whether all residues are masked alone, independent of the variants."""
     of_all = options.variants == "all" and {"masked", "masked_additive"} & set(options.kinds)
     return bool("masked" in options.of_residues or of_all)
 
@@ -132,7 +135,7 @@ def _mutated(variants: Sequence[str], letters: bytes) -> list[bytes]:
 
 
 def work_of(payload: bytes, options: Options) -> Work:
-    """Return the passes to compute for the protein in `payload`."""
+    """Return the work for the protein in `payload`."""
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
     every = np.arange(len(seen))
@@ -151,7 +154,7 @@ def work_of(payload: bytes, options: Options) -> Work:
     if "wildtype" in kinds and len(places_S) and not len(wildtype):
         wildtype = every if is_all else np.unique(places_S)
     sets = [()] * len(names) if is_all else [_places(name) for name in names]
-    alone = every if _every_place(options) else every[:0]
+    alone = every if _masks_all(options) else every[:0]
     if not len(alone) and "masked_additive" in kinds:
         alone = np.unique(places_S)
     elif not len(alone) and "masked" in kinds:
@@ -209,7 +212,7 @@ def passes(work: Work) -> Iterator[Pass]:
 
 
 def _masked(letters: bytes, structure: bytes, places: tuple[int, ...], options: Options) -> Pass:
-    """Return the pass of a protein with these residues masked, in the window around them."""
+    """Return the pass with these residues masked, in the window around them."""
     length = len(letters)
     width = options.width(length)
     start = _start_around(places[0], places[-1], length, width)
@@ -227,16 +230,16 @@ def _masked(letters: bytes, structure: bytes, places: tuple[int, ...], options: 
 
 
 def num_rows(work: Work) -> int:
-    """Return how many log-probabilities of 33 tokens come out."""
+    """Return the number of rows that the language-model head computes."""
     num_masked = sum(map(len, work.masked))
     return len(work.wildtype) + num_masked + work.num_mutants + sum(map(len, work.mutated))
 
 
-def marginal(work: Work, kind: Marginal, found_R: Numbers) -> Numbers:
-    """Return the score of each variant: what its new residues have, less what the old ones have;
-    NaN where the variant has other changes than substitutions."""
+def marginal(work: Work, kind: Marginal, rows_R: Numbers) -> Numbers:
+    """Return the score of each variant: the log-probabilities of its new residues minus those of
+    the old ones. Except for `pseudo`, variants with insertions or deletions have NaN."""
     if kind == "pseudo":
-        return _likelihood_ratios(work, found_R)
+        return _likelihood_ratios(work, rows_R)
     scores_V = np.full(len(work.names), np.nan, np.float32)
     has_score_V = np.diff(work.bounds) > 0
     if not has_score_V.any():
@@ -255,39 +258,39 @@ def marginal(work: Work, kind: Marginal, found_R: Numbers) -> Numbers:
         rows_S = first_mutant + np.arange(len(work.places_S))
     old_S = tokens_of(work.letters)[work.places_S]
     new_S = tokens_of(work.letters_S.tobytes())
-    differences_S = found_R[rows_S, new_S].astype(np.float64) - found_R[rows_S, old_S]
+    differences_S = rows_R[rows_S, new_S].astype(np.float64) - rows_R[rows_S, old_S]
     starts = starts[has_score_V]
     scores_V[has_score_V] = np.add.reduceat(differences_S, starts)
     return scores_V
 
 
-def _likelihood_ratios(work: Work, found_R: Numbers) -> Numbers:
-    """Return the pseudo-log-likelihood of each variant less that of the protein."""
-    protein = own(work.letters, of_every_residue(work, "masked", found_R)).sum(dtype=np.float64)
+def _likelihood_ratios(work: Work, rows_R: Numbers) -> Numbers:
+    """Return the pseudo-log-likelihood of each variant minus that of the protein."""
+    protein = own(work.letters, of_every_residue(work, "masked", rows_R)).sum(dtype=np.float64)
     ends = num_rows(work) - sum(map(len, work.mutated)) + np.cumsum([0, *map(len, work.mutated)])
     ratios = [
-        own(letters, found_R[start:end]).sum(dtype=np.float64) - protein
+        own(letters, rows_R[start:end]).sum(dtype=np.float64) - protein
         for letters, start, end in zip(work.mutated, ends, ends[1:], strict=False)
     ]
     return np.array(ratios, np.float32)
 
 
-def of_every_residue(work: Work, source: str, found_R: Numbers) -> Numbers:
-    """Return the rows of all residues, of the protein as it is or of each residue masked."""
+def of_every_residue(work: Work, source: str, rows_R: Numbers) -> Numbers:
+    """Return the rows of all residues, `masked` or not (`wildtype`)."""
     start = len(work.wildtype) if source == "masked" else 0
-    return found_R[start : start + len(work.letters)]
+    return rows_R[start : start + len(work.letters)]
 
 
-def own(letters: bytes, found_L: Numbers) -> Numbers:
-    """Return the log-probability of each residue itself."""
-    log_probabilities: Numbers = found_L[np.arange(len(found_L)), tokens_of(letters)]
+def own(letters: bytes, rows_L: Numbers) -> Numbers:
+    """Return the log-probability of each residue of `letters`."""
+    log_probabilities: Numbers = rows_L[np.arange(len(rows_L)), tokens_of(letters)]
     return log_probabilities
 
 
-def entropies(found_L: Numbers) -> Numbers:
-    """Return the entropy of the 20 amino acids at each residue, in nats; together they count as
-    1."""
-    of_20 = found_L[:, tokens_of(AMINO_ACIDS.encode())].astype(np.float64)
+def entropies(rows_L: Numbers) -> Numbers:
+    """Return the entropy in nats over the 20 amino acids at each residue; their probabilities are
+    normalised to 1."""
+    of_20 = rows_L[:, tokens_of(AMINO_ACIDS.encode())].astype(np.float64)
     of_20 -= np.log(np.exp(of_20).sum(1, keepdims=True))
     entropies_L: Numbers = -(np.exp(of_20) * of_20).sum(1)
     return entropies_L.astype(np.float32)
@@ -299,14 +302,14 @@ def tokens_of(letters: bytes) -> Tokens:
 
 
 def _start_around(first: int, last: int, length: int, width: int) -> int:
-    """Return where the window begins that has these places in its middle, or is as near to that as
-    the ends of the protein allow."""
+    """Return the start of the window with these residues in its middle, or as near to it as the
+    ends of the protein permit."""
     return min(max(0, (first + last + 1 - width) // 2), length - width)
 
 
 def _nearest_starts(places: Places, length: int, width: int) -> Places:
-    """Return for each place where the window begins whose middle is nearest, of windows that
-    overlap by half."""
+    """Return for each residue the start of the window with the nearest middle; windows overlap by
+    half."""
     starts = np.append(np.arange(0, length - width, max(1, width // 2)), length - width)
     between = (starts[1:] + starts[:-1] + width) / 2
     nearest: Places = starts[np.searchsorted(between, places + 0.5)]
@@ -314,7 +317,7 @@ def _nearest_starts(places: Places, length: int, width: int) -> Places:
 
 
 def _num_windows(length: int, options: Options, sets: Sequence[tuple[int, ...]] | None) -> int:
-    """Return the number of windows with the residues of `sets`; None for all residues."""
+    """Return the number of windows that contain residues of `sets`; None means all residues."""
     width = options.width(length)
     if width == length:
         return 1
@@ -323,7 +326,7 @@ def _num_windows(length: int, options: Options, sets: Sequence[tuple[int, ...]] 
 
 
 def _places(variant: str) -> tuple[int, ...]:
-    """Return the indices of the substituted residues; () for a variant with other changes."""
+    """Return the indices of the substituted residues; () with insertions or deletions."""
     if edits.is_indel(variant):
         return ()
     return tuple(change.residue for change in substitutions(variant))
@@ -335,7 +338,7 @@ def _amino_acids() -> npt.NDArray[np.uint8]:
 
 
 def _all(letters: bytes) -> tuple[list[str], Places, npt.NDArray[np.uint8]]:
-    """Return all single substitutions: their names, residue indices and new letters."""
+    """Return the names, residue indices and new letters of all single substitutions."""
     old_L = np.frombuffer(letters, np.uint8)
     is_other = _amino_acids()[None] != old_L[:, None]
     is_other[~np.isin(old_L, _amino_acids())] = False

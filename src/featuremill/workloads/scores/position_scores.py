@@ -1,7 +1,5 @@
-"""position_scores.tsv: a row a residue: id, position, residue, log_probability, entropy.
-
-The long table of the workload scores' column `positions`.
-"""
+"""Write position_scores.tsv: one row per residue, with id, position, residue, log_probability and
+entropy, from the column `positions` of the workload scores."""
 
 from __future__ import annotations
 
@@ -11,6 +9,6 @@ FORMAT = variant_scores.FORMAT._replace(file="position_scores.tsv", columns_like
 
 
 class Writer(variant_scores.Writer):
-    """Writes the names of the columns, then the residues of record after record."""
+    """Writes the header, then the residues of each record."""
 
     COLUMN, OUTPUT = "positions", "position_scores"

@@ -1,8 +1,7 @@
-"""Which network a model is, and its checkpoint, converted with its language-model head.
+"""Find the kind of a model, and convert its checkpoint with the language-model head.
 
-The files are others than those of the workloads esm2 and esmc, in a folder of their own, so nothing
-changes for their runs. Several models are an ensemble: one file has all of them, the tensors of
-each behind its number.
+Converted weights have a folder of their own, separate from those of the workloads esm2 and esmc.
+An ensemble has one file, in which a number and a dot precede the tensor names of each network.
 """
 
 from __future__ import annotations
@@ -36,44 +35,44 @@ __all__ = [
 ]
 
 LAYOUT = "esm2-lm_head-1"
-"""The layout of the weights of all networks, named after the first of them."""
+"""The layout of the weights of all networks; the name is that of the first kind."""
 BETWEEN = " + "
 """The separator between the models of an ensemble."""
 NUM_NETWORKS = "networks"
-"""How many an ensemble has, in its metadata."""
+"""The metadata key of the number of networks in an ensemble."""
 NAMES = (*of_esm2.bundled_names(), *of_esm2.PUBLISHED, *of_esmc.NAMES, *ESM_1.published)
 ALL = (NAMES, "those of ESM-2 and ESM C (docs/scores.md)")
-"""Names, and words for those that are not of an ESM-1."""
+"""All names, and a description of those other than ESM-1 for messages."""
 BLOCK = 2**24
 
 
 def members(model: str) -> list[str]:
-    """Return the models of an ensemble; of one model, itself."""
+    """Return the models of an ensemble, or [model]."""
     return model.split(BETWEEN)
 
 
 def prefix(number: int, model: str) -> str:
-    """Return what stands before the names of the tensors of a member."""
+    """Return the prefix of the tensor names of network `number` of `model`."""
     return f"{number}." if BETWEEN in model else ""
 
 
 def is_esm_c(model: str) -> bool:
-    """Tell whether `model` is an ESM C, by its name or its files."""
+    """Return whether `model` is an ESM C, by its name or its files."""
     return _sources(members(model)[0]) is of_esmc
 
 
 def is_saprot(model: str) -> bool:
-    """Tell whether `model` is a SaProt, by its files."""
+    """Return whether `model` is a SaProt, by its name or its files."""
     return _sources(members(model)[0]) is SAPROT
 
 
 def is_esm_1(model: str) -> bool:
-    """Tell whether `model` is an ESM-1b or ESM-1v, by its name or its files."""
+    """Return whether `model` is an ESM-1b or ESM-1v, by its name or its files."""
     return _sources(members(model)[0]) is ESM_1
 
 
 def _sources(model: str) -> Any:
-    """Return what knows about the checkpoint of one model; an unknown one is taken for an ESM-2."""
+    """Return the module or `Kin` that reads the checkpoint of a model; ESM-2's for unknown ones."""
     for kin in (ESM_1, SAPROT):
         if kin.takes(model):
             return kin
@@ -86,15 +85,15 @@ def _sources(model: str) -> Any:
 
 
 def is_path(model: str) -> bool:
-    """Tell whether `model` is the path of a checkpoint and not the name of a known model. An
-    ensemble is neither: `name_of` sees to it that another file is noticed."""
+    """Return whether `model` is the path of a checkpoint and not the name of a known model. False
+    for an ensemble, for which `name_of` changes with the files."""
     return BETWEEN not in model and bool(_sources(model).is_path(model))
 
 
 def name_of(model: str) -> str:
-    """Return the name under which `weights/<name>.json` stands for `model`: not that of esm2.
+    """Return the `<name>` of `weights/<name>.json` for `model`; it differs from that of esm2.
 
-    Of an ensemble it has a digest of the members, and of size and time of those that are files.
+    The name of an ensemble has a digest of its members, and of the sizes and times of their files.
     """
     if BETWEEN not in model:
         ESM_1.refuse_nearly_named(model, *ALL)
@@ -109,8 +108,8 @@ def name_of(model: str) -> str:
 
 
 def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
-    """Yield name, size and time of each file of a member; of one that is known by its name, and
-    where there is none, nothing."""
+    """Yield name, size and modification time of each file of a member; nothing for known names and
+    missing files."""
     if not _sources(model).is_path(model):
         return
     path = place_of(model)
@@ -122,7 +121,7 @@ def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
 
 
 def refuse_missing(model: str) -> None:
-    """Raise UserError where a network of `model` is not here, or is a folder of another network."""
+    """Raise UserError if a network of `model` is missing, or is a folder of another network."""
     for member in members(model):
         if _sources(member) is of_esmc:
             of_esmc.refuse_missing(member, LAYOUT)
@@ -149,7 +148,7 @@ def locate(model: str) -> Checkpoint:
 
 
 def convert(source: Checkpoint, path: Path) -> Converted:
-    """Write the weights of `source`, with the head, to `path`."""
+    """Write the weights of `source` with the language-model head to `path`."""
     if not source.others:
         model = source.name if source.kind == "published" else str(source.path)
         converted: Converted = _sources(model).convert(source, path, has_head=True)
@@ -167,7 +166,7 @@ def convert(source: Checkpoint, path: Path) -> Converted:
 
 
 def weights_ahead(model: str) -> Weights:
-    """Return what is known of `model` before it is converted."""
+    """Return the metadata of `model` before it is converted."""
     networks = [_weights_ahead(member) for member in members(model)]
     if len(networks) == 1:
         return networks[0]
@@ -186,7 +185,7 @@ def _weights_ahead(model: str) -> Weights:
 
 
 def _metadata(each: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the metadata of an ensemble: of its first network, and what is of all."""
+    """Return the metadata of an ensemble: that of its first network, the dtype and all licences."""
     metadata = each[0] | {NUM_NETWORKS: str(len(each))}
     if len({facts["dtype"] for facts in each}) > 1:
         metadata["dtype"] = "float32"
@@ -195,21 +194,21 @@ def _metadata(each: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 def _refuse_unlike(networks: Sequence[Any]) -> None:
-    """Raise UserError if networks differ in anything but their weights."""
+    """Raise UserError if the metadata of networks differ, except dtype and license."""
     first, *others = networks
     for other in others:
         for fact, value in first.metadata.items():
-            there = other.metadata.get(fact)
-            if fact not in ("dtype", "license") and there != value:
+            theirs = other.metadata.get(fact)
+            if fact not in ("dtype", "license") and theirs != value:
                 raise UserError(
-                    f"options.model: {first.name} has {fact} {value}, and {other.name} {there}; "
+                    f"options.model: {first.name} has {fact} {value}, and {other.name} {theirs}; "
                     "the mean of scores is of networks of one kind and size, so score these two in "
                     "runs of their own."
                 )
 
 
 def _refuse_twice(converted: Sequence[Converted]) -> None:
-    """Raise UserError if two networks are equal, whatever their names."""
+    """Raise UserError if two networks have the same weights."""
     known: dict[str, str] = {}
     for each in converted:
         if each.sha256 in known:
@@ -222,8 +221,8 @@ def _refuse_twice(converted: Sequence[Converted]) -> None:
 
 
 def _join(parts: Sequence[Path], path: Path) -> str:
-    """Write all tensors of the safetensors files `parts` to `path`, each behind the number of its
-    file; return the sha256. Copies bytes, so it needs no memory for them."""
+    """Concatenate the safetensors files `parts` into `path`, with the number of the file and a dot
+    before each tensor name. Return the sha256. The tensors are not loaded into memory."""
     whole: dict[str, Any] = {}
     starts, end = list[int](), 0
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Which columns of a table of variants hold what, and what a row of them says."""
+"""Find the columns of a table of variants, and parse its rows."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ NAMES = (
         "substitutions",
     ),
 )
-"""Names of a column of variants."""
+"""Usual names of a column of variants."""
 MUTATED = (("mutated_sequence",),)
-"""The name of a column of their sequences."""
-MOST_SEEN = 1_000
-"""Rows that tell whether a column of variants has whole sequences."""
+"""The usual name of a column of whole sequences of variants."""
+MOST_ROWS = 1_000
+"""Rows that are read to find out whether a column of variants has whole sequences."""
 NO_IDS = ("label",)
-"""Names of an id column elsewhere; beside variants it says what they do."""
+"""Usual names of id columns that, in a table of variants, have the effect of the variant."""
 SEQUENCE = "seq"
-"""In the names of columns of sequences, which would come along with each variant."""
+"""Columns with this in their names are not copied to the variants by default."""
 SETTLED = {"columns", "measured_column", "measured_class_column"}
-"""The options that `with_columns` settles."""
+"""The options that `with_columns` sets."""
 CLASSES: Mapping[str, str] = {"0": "0", "1": "1", "0.0": "0", "1.0": "1", "false": "0", "true": "1"}
-"""How a table says by a class whether a variant is fit."""
+"""Values of a class column in tables, with the class: "1" is fit."""
 
 
 class Columns(NamedTuple):
-    """The names of the columns of a table; "" where there is none."""
+    """The names of a table's columns, or ""."""
 
     variant: str
     id: str
@@ -51,43 +51,43 @@ class Columns(NamedTuple):
 
     @property
     def is_of_sequences(self) -> bool:
-        """Whether the variants are whole sequences."""
+        """Whether the column of variants has whole sequences."""
         return self.variant == self.mutated
 
     def wanted(self, *more: str) -> tuple[str, ...]:
-        """Return what is read of a row besides its id."""
+        """Return the names of the columns to read besides the id, with `more`."""
         return tuple(dict.fromkeys(filter(None, (self.variant, self.mutated, self.first, *more))))
 
 
 class Cell(NamedTuple):
-    """What a row of a table has of variants."""
+    """The values of a row of a table of variants."""
 
     text: str
     line: int
     first: int
     """The number of the protein's first residue."""
     mutated: str
-    """The sequence of the variant; "" where the row has none."""
+    """The sequence of the variant, or ""."""
     others: tuple[str | None, ...]
 
 
 def find(path: Path, names: Sequence[str], options: Options) -> Columns:
-    """Return the columns of a table of variants that may have no ids."""
-    chosen = of_variants(path, names, options)
+    """Return the columns of a table of variants, which may lack ids."""
+    table = of_variants(path, names, options)
     possible = [name for name in names if name.strip().lower() not in NO_IDS]
-    possible = [name for name in possible if name not in (chosen.variant, chosen.mutated)]
+    possible = [name for name in possible if name not in (table.variant, table.mutated)]
     if options.id_column in names:
-        return chosen._replace(id=options.id_column)
+        return table._replace(id=options.id_column)
     if not columns.has_id(possible):
-        return chosen
-    return chosen._replace(id=possible[columns.find_column(path, possible, "", columns.IDS, "id")])
+        return table
+    return table._replace(id=possible[columns.find_column(path, possible, "", columns.IDS, "id")])
 
 
 def of_variants(path: Path, names: Sequence[str], options: Options) -> Columns:
-    """Return the columns of variants, without that of ids."""
+    """Return the columns of a table of variants, without the id column."""
     mutated = columns.first_of(names, MUTATED)
-    if chosen := options.mutated_sequence_column:
-        mutated = names[columns.find_column(path, names, chosen, MUTATED, "mutated_sequence")]
+    if column := options.mutated_sequence_column:
+        mutated = names[columns.find_column(path, names, column, MUTATED, "mutated_sequence")]
     variant = options.variant_column or columns.first_of(names, NAMES) or mutated
     variant = names[columns.find_column(path, names, variant, NAMES, "variant")]
     if variant != mutated and _has_sequences(path, variant):
@@ -99,21 +99,21 @@ def of_variants(path: Path, names: Sequence[str], options: Options) -> Columns:
 
 
 def _has_sequences(path: Path, column: str) -> bool:
-    """Return whether a column of variants has whole sequences, as ProteinGym's tables of insertions
-    and deletions do: each of the first cells but wild types."""
+    """Return whether the first cells of a column, other than wild types, are whole sequences, as in
+    ProteinGym's tables of insertions and deletions."""
     from featuremill.workloads.scores.variants import WILD_TYPES
 
     options = NamedColumns(id_column=column, names=(column,))
-    cells = (record.id.upper() for record in islice(rows([path], options), MOST_SEEN))
+    cells = (record.id.upper() for record in islice(rows([path], options), MOST_ROWS))
     changed = [cell for cell in cells if cell not in WILD_TYPES and not is_missing(cell)]
     return any(changed) and all(cell.removesuffix("*").isalpha() for cell in filter(None, changed))
 
 
 def with_columns(options: Options) -> Options:
-    """Return `options` with the carried columns, those of measured scores among them.
+    """Return `options` with all columns that are copied, including those of measured scores.
 
     Raises:
-        UserError: there is no such column, or two would have one name.
+        UserError: a column is missing, or two columns would have the same name.
     """
     settled: dict[str, Any] = {}
     if options.variants_file:
@@ -149,29 +149,29 @@ def with_columns(options: Options) -> Options:
 
 
 def cell(
-    values: Mapping[str, Any], chosen: Columns, options: Options, path: Path, line: int
+    values: Mapping[str, Any], table: Columns, options: Options, path: Path, line: int
 ) -> Cell | None:
-    """Return the variant of a row; None if its cell is empty or says so.
+    """Return the variant of a row; None if its cell is empty or a mark for missing values.
 
     Raises:
-        UserError: a number in it is none.
+        UserError: a cell that must be a number is not a number.
     """
-    from featuremill.inputs.labels import text  # has pyarrow, which no check of a config needs
+    from featuremill.inputs.labels import text  # imports pyarrow; checks of a config do not need it
 
-    variant = text(values.get(chosen.variant))
-    if not variant or (is_missing_sequence if chosen.is_of_sequences else is_missing)(variant):
+    variant = text(values.get(table.variant))
+    if not variant or (is_missing_sequence if table.is_of_sequences else is_missing)(variant):
         return None
     where = f"{path}:{line}"
     first = options.first_residue
-    number = text(values[chosen.first]) if chosen.first else ""
+    number = text(values[table.first]) if table.first else ""
     if number and not is_missing(number):
         if not number.removeprefix("-").removesuffix(".0").isdecimal():
             raise UserError(
-                f"{where}: {clipped(number)!r} in column {chosen.first!r} is no whole number; "
+                f"{where}: {clipped(number)!r} in column {table.first!r} is no whole number; "
                 "write the number of the protein's first residue."
             )
         first = int(number.removesuffix(".0"))
-    mutated = text(values[chosen.mutated]) if chosen.mutated else ""
+    mutated = text(values[table.mutated]) if table.mutated else ""
     mutated = "" if is_missing_sequence(mutated) else mutated
     others = [
         _measured(text(values[name]), name, options, where) or None for name in options.carried
@@ -180,7 +180,7 @@ def cell(
 
 
 def _measured(cell: str, name: str, options: Options, where: str) -> str:
-    """Return the text of a carried cell; "" for a measured score that is missing."""
+    """Return the text of a copied cell; "" for a missing measured score."""
     if name not in options.measured or not cell or is_missing(cell):
         return "" if name in options.measured else cell
     if name == options.measured_class_column:

@@ -1,7 +1,5 @@
-"""variant_metrics.tsv: a row a protein and score: how well it agrees with what was measured.
-
-The figures are those of `agreement`.
-"""
+"""Write variant_metrics.tsv: one row per protein and score, with the metrics of `agreement` against
+measured scores."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ WHAT = (
 
 
 class Writer:
-    """Writes the names of the columns, then the figures of record after record."""
+    """Writes the header, then the metrics of each record."""
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without measured scores."""
+        """Raise UserError if the values have no measured scores."""
         import pyarrow as pa
 
         from featuremill.workloads.scores.agreement import measured_of

@@ -1,7 +1,5 @@
-"""variant_scores.tsv: a row a variant: id, variant, and a column a score.
-
-The long table of the workload scores' column `variants`.
-"""
+"""Write variant_scores.tsv: one row per variant, with id, variant and a column per score, from the
+column `variants` of the workload scores."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "Writer"]
 VARIANTS = "variants"
-"""The workload's column."""
+"""The workload's column of variants."""
 OF_SCORES = re.compile(r"variants|positions|log_probabilities\w*|(pseudo|one_pass)_\w+")
-"""The columns that the workload may deliver."""
+"""Matches the columns of the workload scores."""
 FORMAT = Format(
     "variant_scores.tsv",
     "R, spreadsheets, shell tools",
@@ -30,13 +28,13 @@ FORMAT = Format(
 
 
 class Writer:
-    """Writes the names of the columns, then the variants of record after record."""
+    """Writes the header, then the variants of each record."""
 
     COLUMN, OUTPUT = VARIANTS, "variant_scores"
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without the column."""
+        """Raise UserError if the values lack the column."""
         there = [name for name in values.names if name == cls.COLUMN]
         need(there, cls.OUTPUT, f"a column {cls.COLUMN}")
 

@@ -1,9 +1,9 @@
-"""Variants: how tables write them, how payloads hold them, and why one cannot be scored.
+"""Parse and check variants, write them to payloads, and define the reasons of refused variants.
 
-A payload is the protein's letters, where its structure is known with a tab and its 3Di letters;
-behind them, after a line break, its distinct listed variants with a space between, whose changes
-stand in the order of their positions. Where the rows of the table are not these texts one for one,
-they follow as JSON after another line break.
+The first line of a payload has the protein's letters and, if the structure is known, a tab and the
+3Di letters. The second line has the distinct listed variants, separated by spaces; the changes of a
+variant are in order of position. If the table's rows differ from these names, the third line has
+the rows as JSON.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from featuremill.workloads.scores.options import Options
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 BETWEEN = re.compile(r"[\s,;]+(?![^\[]*\])")
-"""The separator of variants in a cell; brackets hold the substitutions of one variant (HGVS)."""
-OF_THREE = re.compile(r"([A-Z]{3})([0-9]+)([A-Z]{3})")
-"""A substitution as HGVS writes it, such as Ala123Thr, in capitals."""
+"""The separator of variants in a cell; not inside the brackets of an HGVS variant."""
+THREE_LETTER = re.compile(r"([A-Z]{3})([0-9]+)([A-Z]{3})")
+"""A substitution in three-letter codes (HGVS) in upper case, such as ALA123THR."""
 SUBSTITUTION = re.compile(r"([A-Z])([1-9][0-9]{0,8})([A-Z])")
 JOINED = re.compile("[_+/|&]")
-"""Separators between the substitutions of a variant in some tables."""
+"""Separators between the substitutions of a variant that are not supported."""
 NAMED = re.compile(r"(.*?):(p\..*)", re.IGNORECASE)
-"""A change behind the name of a sequence, as NP_000537.3:p.Lys2Ala."""
+"""A change with the name of its sequence, such as NP_000537.3:p.Lys2Ala."""
 PREFIX = re.compile(r"p\.", re.IGNORECASE)
 WILD_TYPES = frozenset(("WT", "_WT", "_WTM", "_SY", "WILDTYPE", "WILD-TYPE", "WILD_TYPE"))
-AS_IT_WAS = re.compile(r"([A-Z]{1,3}[0-9]+)?=")
-A_STOP = re.compile(r"([A-Z]{1,3}[0-9]+)?(\*|TER|STOP)")
-A_SHIFT = re.compile(r"(?:[A-Z]{1,3}|\*)?[0-9]+(?:[A-Z]{1,3}|\*)??(?:FS|EXT)")
-"""The beginning of a frameshift or an extension, in capitals."""
+NO_CHANGE_PART = re.compile(r"([A-Z]{1,3}[0-9]+)?=")
+STOP_CHANGE = re.compile(r"([A-Z]{1,3}[0-9]+)?(\*|TER|STOP)")
+SHIFT_START = re.compile(r"(?:[A-Z]{1,3}|\*)?[0-9]+(?:[A-Z]{1,3}|\*)??(?:FS|EXT)")
+"""The beginning of a frameshift or extension in upper case."""
 NO_SUBSTITUTION = re.compile("DEL|INS|DUP|FS|EXT|[_-]")
 NOT_WHOLE = "not the sequence of a variant"
 NOT_ONE = Kind(
@@ -84,34 +84,34 @@ BEYOND = Kind(
     "max_residues, set long: chunk or long: full. Farther apart than a window, set long: full.",
 )
 REASONS = (NOT_ONE, INDEL, SHIFT, NO_CHANGE, STOP, WILD_TYPE, BEYOND)
-LEAST_PLACES = 3
-"""Fewer positions fit a shifted numbering by chance."""
+LEAST_POSITIONS = 3
+"""The least number of positions to infer a shifted numbering; fewer can fit by chance."""
 
 
 class Substitution(NamedTuple):
-    """A new letter of a residue, whose index is counted from 0."""
+    """A substitution in a payload; the index `residue` is counted from 0."""
 
     residue: int
     letter: str
 
 
 class Row(NamedTuple):
-    """A variant as a row of a table has it."""
+    """A variant in a row of a table."""
 
     text: str
     variant: str = ""
-    """The variant in the notation of payloads; "" with a reason."""
+    """The variant in the notation of payloads, or "" if there is a reason."""
     reason: str = ""
     others: tuple[str | None, ...] = ()
-    """The values of the columns that come along."""
+    """The values of the copied columns."""
 
 
 class WrongError(Exception):
-    """Says in a reason why a variant cannot be scored."""
+    """A variant cannot be scored; the message is the reason."""
 
 
 class Changed(NamedTuple):
-    """A substitution as it is written, its position counted from 1."""
+    """A parsed substitution; the position is counted from 1."""
 
     old: str
     position: int
@@ -119,7 +119,7 @@ class Changed(NamedTuple):
 
     @property
     def residues(self) -> tuple[tuple[str, int], ...]:
-        """The residue that it names, with its position."""
+        """The residue in its name, with its position."""
         return ((self.old, self.position),)
 
     def edit(self, _letters: str, first: int) -> Edit:
@@ -135,8 +135,8 @@ Change = Changed | Indel
 
 
 def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
-    """Return the payload of a protein with the variants of `rows`; `letters` may have a structure
-    behind them."""
+    """Return the payload of a protein with the variants of `rows`; `letters` may include a tab and
+    the structure."""
     listed = list(dict.fromkeys(row.variant for row in rows if row.variant))
     parts = [letters, " ".join(listed).encode()]
     if rows != [Row(variant, variant) for variant in listed]:
@@ -147,23 +147,23 @@ def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
 
 
 def parts_of(payload: bytes) -> tuple[bytes, list[str]]:
-    """Return the letters of a payload and its distinct listed variants."""
+    """Return the protein's letters and the distinct listed variants of a payload."""
     letters, *more = payload.split(b"\n", 2)
     return letters_of(letters), more[0].decode().split() if more else []
 
 
 def letters_of(payload: bytes) -> bytes:
-    """Return the letters alone of the first line of a payload."""
+    """Return the letters without the structure; `payload` is a payload's first line."""
     return payload.partition(b"\t")[0]
 
 
 def structure_of(payload: bytes) -> bytes:
-    """Return the 3Di letters of a payload; b"" where no structure is known."""
+    """Return the 3Di letters of a payload; b"" if the structure is unknown."""
     return payload.partition(b"\n")[0].partition(b"\t")[2]
 
 
 def rows_of(payload: bytes) -> list[Row]:
-    """Return the rows of a table that a payload has, as `payload_of` was given them."""
+    """Return the rows of a payload, as passed to `payload_of`."""
     _, listed = parts_of(payload)
     parts = payload.split(b"\n", 2)
     if len(parts) < 3:
@@ -177,15 +177,15 @@ def rows_of(payload: bytes) -> list[Row]:
 
 
 def substitutions(variant: str) -> list[Substitution]:
-    """Return the substitutions of a variant of a payload that has no other changes."""
+    """Return the substitutions of a variant of a payload without insertions and deletions."""
     return [Substitution(int(part[1:-1]) - 1, part[-1]) for part in variant.split(":")]
 
 
 def read(text: str) -> list[Change]:
-    """Return the changes of a variant as they are written.
+    """Parse a variant into its changes.
 
     Raises:
-        WrongError: it is none.
+        WrongError: the text is not a variant.
     """
     named = NAMED.fullmatch(text)
     written = named[2] if named and not _is_change(_bare(named[1])) else text
@@ -200,13 +200,13 @@ def _bare(part: str) -> str:
 
 def _is_change(part: str) -> bool:
     upper = part.upper()
-    is_one = SUBSTITUTION.fullmatch(upper) or OF_THREE.fullmatch(upper)
+    is_one = SUBSTITUTION.fullmatch(upper) or THREE_LETTER.fullmatch(upper)
     return bool(is_one or edits.read(part))
 
 
 def _changed(written: str, text: str) -> Change:
     part = written.upper()
-    if long := OF_THREE.fullmatch(part):
+    if long := THREE_LETTER.fullmatch(part):
         part = "".join(map(edits.one_letter, long.groups()))
     match = SUBSTITUTION.fullmatch(part)
     if match and match[3] in AMINO_ACIDS:
@@ -214,11 +214,11 @@ def _changed(written: str, text: str) -> Change:
     if indel := edits.read(written):
         return indel
     kind = NOT_ONE
-    if part in WILD_TYPES or AS_IT_WAS.fullmatch(part):
+    if part in WILD_TYPES or NO_CHANGE_PART.fullmatch(part):
         kind = NO_CHANGE
-    elif A_STOP.fullmatch(part):
+    elif STOP_CHANGE.fullmatch(part):
         kind = STOP
-    elif A_SHIFT.match(part):
+    elif SHIFT_START.match(part):
         kind = SHIFT
     elif not match and NO_SUBSTITUTION.search(part):
         is_joined = all(map(SUBSTITUTION.fullmatch, JOINED.split(part)))
@@ -229,11 +229,11 @@ def _changed(written: str, text: str) -> Change:
 def checked(
     changes: Sequence[Change], text: str, letters: bytes, options: Options, first: int
 ) -> str:
-    """Return a variant in the notation of payloads; `first` is the number of the first residue in
-    its `text`.
+    """Return a variant in the notation of payloads; `first` is the number of the protein's first
+    residue in `text`.
 
     Raises:
-        WrongError: it is not one of this protein.
+        WrongError: the changes do not fit the protein or the options.
     """
     _refuse_indels(any(isinstance(change, Indel) for change in changes), text, options)
     was = letters.decode()
@@ -248,8 +248,8 @@ def checked(
                 if index < 0:
                     reason = BEYOND.reason(f"{change}, and the protein has {detail}", BEFORE)
                 raise WrongError(reason)
-            if old != (stands := was[index]):
-                detail = f"{change}, and residue {index + 1} of the protein is {stands}"
+            if old != (old_letter := was[index]):
+                detail = f"{change}, and residue {index + 1} of the protein is {old_letter}"
                 raise WrongError(WILD_TYPE.reason(detail))
             if index >= options.seen(len(letters)):
                 raise WrongError(BEYOND.reason(f"{change}, of {options.limit}", TRUNCATED))
@@ -258,10 +258,10 @@ def checked(
 
 
 def of_sequence(text: str, letters: bytes, options: Options) -> str:
-    """Return the variant with the sequence `text`, in the notation of payloads.
+    """Return the variant whose whole sequence is `text`, in the notation of payloads.
 
     Raises:
-        WrongError: it has none, or none that is near to this protein.
+        WrongError: `text` is not the sequence of a variant of this protein.
     """
     sequence, was = text.upper().removesuffix("*"), letters.decode()
     if sequence in WILD_TYPES or sequence == was:
@@ -287,7 +287,11 @@ def _refuse_indels(has_indel: bool, text: str, options: Options) -> None:
 
 
 def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) -> str:
-    """Return the name of the variant with these `changes` of the sequence `was`."""
+    """Return the name of the variant with these `changes` of the sequence `was`.
+
+    Raises:
+        WrongError: the changes overlap or cannot be scored with these options.
+    """
     ordered, text = sorted(changes), clipped(text)
     if not all(set(new) <= set(AMINO_ACIDS) for _, _, new in ordered):
         raise WrongError(NOT_ONE.reason(f"{text} has other letters than those of 20 amino acids"))
@@ -306,18 +310,18 @@ def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) 
 
 
 def first_residue(changes: Sequence[Change], letters: bytes) -> int | None:
-    """Return the only number of the first residue with which each change names the residue that is
-    there; None without one, or with several."""
-    stands = letters.decode()
+    """Return the number of the first residue with which all changes match the protein; None if no
+    number fits, or several do."""
+    protein = letters.decode()
     residues = sorted({(at, old) for change in changes for old, at in change.residues})
-    if len(residues) < LEAST_PLACES:
+    if len(residues) < LEAST_POSITIONS:
         return None
     first, old = residues[0]
     fits = [
         number - first
-        for number, letter in enumerate(stands, 1)
+        for number, letter in enumerate(protein, 1)
         if letter == old
-        and residues[-1][0] + number - first <= len(stands)
-        and all(stands[at + number - first - 1] == each for at, each in residues)
+        and residues[-1][0] + number - first <= len(protein)
+        and all(protein[at + number - first - 1] == each for at, each in residues)
     ]
     return 1 - fits[0] if len(fits) == 1 else None

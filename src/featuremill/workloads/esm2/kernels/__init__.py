@@ -22,12 +22,12 @@ log = logging.getLogger("featuremill.workloads.esm2")
 
 
 class Kernels(NamedTuple):
-    """Five operations, and the name (for the receipt) of the method."""
+    """The functions of five operations, by one method."""
 
     name: str
     """"torch", or the compiler with its version: "triton 3.7.1", "llvm 22.1, avx512"."""
     rotate_: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-    """See `reference.rotate_`: (qkv_T3Hd, turns_Pf2, positions_T, weight_2D), in place."""
+    """See `reference.rotate_`: (qkv_T3Hd, rotary_Pf2, positions_T, weight_2D), in place."""
     add_norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
     """See `reference.add_norm`: (residual_TD, delta_TD, weight_D, bias_D, dtype) → normed_TD."""
     norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]

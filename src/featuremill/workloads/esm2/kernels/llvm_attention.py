@@ -1,10 +1,10 @@
-"""Attention within one sequence, as machine code for a CPU.
+"""Generate machine code for attention within one sequence on a CPU.
 
-The lanes of vectors are a block of queries, so that nothing is added across lanes: their scores
-with a key are a row, softmax goes row by row, and a value is multiplied by the same rows. Keys come
-in blocks, and earlier sums are scaled when a larger score appears (arXiv:2112.05682,
-arXiv:2205.14135), so memory grows with the length, not with its square. The method depends on the
-length alone: a sequence gets the same bits in any batch.
+The lanes of vectors are queries of a block, so that nothing is added across lanes: the scores with
+a key are a row, softmax is computed by row, and a value is multiplied by the same rows. Keys are
+processed in blocks, and earlier sums are scaled when a larger score appears (arXiv:2112.05682,
+arXiv:2205.14135), so memory is linear in the length. The method depends only on the length, so a
+sequence has the same bits in any batch.
 
 Shape legend: L tokens of the sequence, H heads, d width of a head, W lanes of a vector, Q queries
 of a block in groups of W, B keys of a block, J keys in all, rounded up.
@@ -36,7 +36,7 @@ ARGUMENTS = (POINTER, POINTER, POINTER, INT64, INT64, INT64, POINTER)
 """Arguments of the function: qkv_L3Hd and context_LHd at the start of the sequence, working memory,
 L, the first head and the one after the last, and the layout of the tiles of AMX."""
 TILES = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
-"""All eight alike: 16 rows of 64 bytes (palette 1; Intel's architecture manual, AMX)."""
+"""AMX's tile configuration: eight tiles of 16 rows of 64 bytes (palette 1; Intel's manual)."""
 GROUPS = 2
 DEGREES = {FP32: 6, FP16: 5, BF16: 3}
 """Degree of the polynomial in exp(score), whose error is below the dtype's rounding."""
@@ -46,11 +46,11 @@ class Attention:
     """Writes the function with fp32's multiply-add, for input of any dtype."""
 
     KEYS_OF_BLOCK: ClassVar[int] = 128
-    """Scores of a block of queries with so many keys stay in the fastest cache."""
+    """Keys of a block, whose scores with a block of queries fit the L1 cache."""
     key_multiple = 8
-    """J is a multiple of it."""
+    """J is a multiple of this number."""
     numbers_together: ClassVar[int] = 1
-    """Numbers in 32 bits that one instruction multiplies and adds in each lane."""
+    """Numbers per 32 bits that one instruction multiplies and adds in each lane."""
 
     def __init__(self, kind: ir.Type, num_heads: int, head_dim: int, lanes: int) -> None:
         self.function = function = Function("attend", ARGUMENTS)
@@ -109,7 +109,7 @@ class Attention:
         return function
 
     def _columns(self) -> list[tuple[int, int]]:
-        """Return where vectors of a head's elements start, and how many elements each has."""
+        """Return the start and the number of elements of each vector of a head."""
         starts = range(0, self.head_dim, self.lanes)
         return [(start, min(self.lanes, self.head_dim - start)) for start in starts]
 
@@ -117,12 +117,11 @@ class Attention:
         return self.head_dim
 
     def _numbers_of_key(self) -> int:
-        """Return how many 32-bit numbers a stored key has."""
+        """Return the number of 32-bit numbers of a stored key."""
         return self.head_dim
 
     def _query_row(self, first: Value, number: int) -> Value:
-        """Return the start of a query's row; after the last query, the start of the last one's
-        row."""
+        """Return the start of a query's row; that of the last query for later ones."""
         last = self.function.add(self.length, -1)
         row = self.function.least(self.function.add(first, number), last)
         return self.function.times(row, self.row)
@@ -170,7 +169,7 @@ class Attention:
             left = function.add(self.length, function.times(blocks.index, -1))
             num_keys = function.least(left, self.KEYS_OF_BLOCK)
             largest = self._scores(blocks.index, num_keys, before)
-            # To the base 2, and scaled directly after the product, without rounding.
+            # Exponents to base 2, scaled after the product.
             scale = function.all_lanes(math.log2(math.e) / math.sqrt(self.head_dim), self.lanes)
             shifts = [self.build.fneg(self.build.fmul(top, scale)) for top in largest]
             changes = [
@@ -190,7 +189,7 @@ class Attention:
         return self.function.power_of_2(exponent, DEGREES[self.kind])
 
     def _scores(self, first: Value, num_keys: Value, largest: list[Value]) -> list[Value]:
-        """Store scores_BQ of the keys from `first` on; return the largest by group."""
+        """Store scores_BQ of the keys from `first`; return the largest by group."""
         function, count = self.function, self.rows_together
         with function.loop(0, num_keys, count, largest) as keys:
             size = self._numbers_of_key()
@@ -253,7 +252,7 @@ class Attention:
         function, build = self.function, self.build
         ones = function.all_lanes(1.0, self.lanes)
         factors = [build.fdiv(ones, total) for total in totals]
-        context_Qd = self.scores_BQ  # which are done with
+        context_Qd = self.scores_BQ  # reuses the memory
         for group, factor in enumerate(factors):
             for start, number in self._columns():
                 columns = [
@@ -299,9 +298,9 @@ class Attention:
 
 
 class PairAttention(Attention):
-    """Writes the function for bf16 with AVX-512's product of pairs, which adds up in fp32.
+    """Writes the function for bf16 with AVX-512's product of pairs, which accumulates in fp32.
 
-    A pair stands in 32 bits: of queries and keys two elements, of exponentials and values two keys.
+    A pair in 32 bits has two elements of a query or key, or exponentials or values of two keys.
     """
 
     numbers_together = 2
@@ -318,14 +317,14 @@ class PairAttention(Attention):
         return self.key_elements // 2 * row, self._rows_of_sums() * row, keys, keys // 2
 
     def _key_bytes(self) -> tuple[int, int]:
-        """Return what a key of keys_Jd takes, and a value of values_bd."""
+        """Return the bytes of a key of keys_Jd, and of a value of values_bd."""
         return 2 * self.key_elements, 2 * self._rows_of_sums()
 
     def _numbers_of_key(self) -> int:
         return self.key_elements // 2
 
     def _pairs_of(self, row: Value) -> list[Value]:
-        """Return a head's elements as vectors of 16 pairs, the last one filled up with zeros."""
+        """Return a head's elements as vectors of 16 pairs, the last one padded with zeros."""
         function, vectors = self.function, []
         for start in range(0, self.head_dim, 32):
             number = min(32, self.head_dim - start)
@@ -339,8 +338,8 @@ class PairAttention(Attention):
         return vectors
 
     def _keep_keys_and_values(self, head: Value) -> None:
-        """Keep keys_Jd, and values_bd as pairs. From L on they are the last token's, and the value
-        is multiplied by 0."""
+        """Store keys_Jd, and values_bd as pairs. From L on they are those of the last token, and
+        values are multiplied by 0."""
         function, build = self.function, self.build
         self._keep_keys(head)
         values = function.at(head, self.kind, 2 * self.width)
@@ -356,7 +355,7 @@ class PairAttention(Attention):
                 function.store(both, self.values, INT32, at)
 
     def _keep_keys(self, head: Value) -> None:
-        """Keep keys_Jd, from L on the last token's."""
+        """Store keys_Jd, from L on that of the last token."""
         function = self.function
         keys = function.at(head, self.kind, self.width)
         with function.loop(0, self.num_keys) as rows:
@@ -366,7 +365,7 @@ class PairAttention(Attention):
                 function.store(vector, self.keys, INT16, at)
 
     def _keep_queries(self, head: Value, first: Value) -> None:
-        """Keep query_pQ."""
+        """Store query_pQ."""
         function = self.function
         with function.loop(0, self.queries, 16) as groups:
             rows = []
@@ -384,7 +383,7 @@ class PairAttention(Attention):
         return largest_of_group
 
     def _leave_out(self, first: Value, stop: Value) -> None:
-        """Make the scores of these keys of a block such that they count nothing."""
+        """Set the scores of these keys of a block so that their exponentials are 0."""
         least = self.function.all_lanes(-math.inf, 16)
         with self.function.loop(first, stop) as keys:
             self._put_row([least] * GROUPS, self.scores_BQ, keys.index)
@@ -392,7 +391,7 @@ class PairAttention(Attention):
     def _exponentials(
         self, num_keys: Value, scale: Value, shifts: list[Value], totals: list[Value]
     ) -> list[Value]:
-        """Put down exponentials_bQ, rounded to bf16."""
+        """Store exponentials_bQ, rounded to bf16; return the totals with these added."""
         function, build = self.function, self.build
 
         def bits(number: int) -> Value:
@@ -425,8 +424,8 @@ class PairAttention(Attention):
 class AmxAttention(PairAttention):
     """Writes the function for bf16 with AMX, whose tiles multiply 16 rows by 16 columns at once.
 
-    A tile has 16 rows of 16 numbers of fp32, or of 16 pairs of bf16. Keys are filled up with zeros
-    to a multiple of 32 elements, values to one of 16, so that all tiles are whole.
+    A tile has 16 rows of 16 numbers of fp32, or of 16 pairs of bf16. Keys are padded with zeros to
+    a multiple of 32 elements, values to a multiple of 16, so that all tiles are full.
     """
 
     key_multiple = 32
@@ -452,10 +451,8 @@ class AmxAttention(PairAttention):
         self._tile("tilestored64", tile, pointer, self.function.integer(bytes_of_row))
 
     def _keep_keys_and_values(self, head: Value) -> None:
-        """Keep keys_Jd and, with rows and columns exchanged, values_dJ.
-
-        From L on there are values of the last token, which are multiplied by 0.
-        """
+        """Store keys_Jd and, transposed, values_dJ. From L on they are those of the last token, and
+        values are multiplied by 0."""
         function, build = self.function, self.build
         self._keep_keys(head)
         values = function.at(head, self.kind, 2 * self.width)

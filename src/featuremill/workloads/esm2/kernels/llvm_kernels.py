@@ -41,26 +41,26 @@ from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 
 KINDS = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
 ATTENTION = {"amx": AmxAttention, "avx512_bf16": PairAttention}
-"""By instructions, where these multiply narrower numbers than fp32."""
+"""The classes of attention for instructions that multiply bf16."""
 _here = threading.local()
 _compiling_attention = threading.Lock()
-"""Every lane wants it at once, and one is to compile it."""
+"""A lock, so that only one of the lanes compiles the function."""
 
 
 def rotate_(
     qkv_T3Hd: Tensor,
-    turns_Pf2: Tensor,
+    rotary_Pf2: Tensor,
     positions_T: Tensor,
     weight_2D: Tensor | None = None,
 ) -> None:
     """See `reference.rotate_`."""
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
-    assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
-    assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
+    assert qkv_T3Hd.is_contiguous() and rotary_Pf2.is_contiguous() and positions_T.is_contiguous()
+    assert rotary_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
     is_normed = weight_2D is not None
     assert weight_2D is None or weight_2D.is_contiguous()
     turn = _rotate(instructions(torch.float32), qkv_T3Hd.dtype, num_heads, head_dim, is_normed)
-    addresses = [each.data_ptr() for each in (qkv_T3Hd, turns_Pf2, positions_T)]
+    addresses = [each.data_ptr() for each in (qkv_T3Hd, rotary_Pf2, positions_T)]
     turn(*addresses, 0 if weight_2D is None else weight_2D.data_ptr(), num_tokens)
 
 
@@ -94,7 +94,7 @@ def gate(halves_TG: Tensor) -> Tensor:
 
 
 def attend(qkv_L3Hd: Tensor, heads: slice, context_LHd: Tensor) -> None:
-    """Put down the context of some heads of one sequence."""
+    """Write the context of some heads of one sequence."""
     length, _, num_heads, head_dim = qkv_L3Hd.shape
     assert qkv_L3Hd.is_contiguous() and context_LHd.is_contiguous()
     assert context_LHd.shape == (length, num_heads, head_dim)
@@ -108,7 +108,7 @@ def attend(qkv_L3Hd: Tensor, heads: slice, context_LHd: Tensor) -> None:
 
 
 def _memory(num_bytes: int) -> Tensor:
-    """Return at least so much memory that is this thread's own."""
+    """Return working memory of this thread, of at least `num_bytes`."""
     known: Tensor | None = getattr(_here, "memory", None)
     if known is None or len(known) < num_bytes:
         known = _here.memory = torch.empty(num_bytes, dtype=torch.uint8)
@@ -136,7 +136,7 @@ def _rotate(
     build = function.build
     qkv, turns, positions, weight, num_rows = function.arguments
     width = num_heads * head_dim
-    # Where query and key are normed, each by itself; else all their heads are turned in one go.
+    # Normed query and key are separate passes; otherwise all heads are rotated in one pass.
     parts = (slice(0, width), slice(width, 2 * width)) if is_normed else (slice(0, 2 * width),)
     with function.loop(0, num_rows) as rows:
         row = function.at(qkv, kind, function.times(rows.index, 3 * width))
@@ -215,11 +215,11 @@ def _mean_and_scale(
     first: Callable[[Value], Value],
     again: Callable[[Value], Value],
 ) -> tuple[Value, Value]:
-    """Return a row's mean and the inverse of its standard deviation, in all lanes; `first` gives
-    its numbers from a column on, `again` gives them once more."""
+    """Return a row's mean and inverse standard deviation, in all lanes. `first` returns the numbers
+    from a column on, `again` returns them a second time."""
     build = function.build
     share = function.all_lanes(1 / width, lanes)
-    # Sums side by side: an addition takes four times as long as the next one can begin after.
+    # Several sums, as the latency of an addition is four cycles.
     together = next(count for count in (5, 4, 3, 2, 1) if width // lanes % count == 0)
 
     def mean_of(term: Callable[[Value], Value]) -> Value:

@@ -1,7 +1,7 @@
-"""What the encoder does between its matrix products, in PyTorch's own operations.
+"""The operations of the encoder between its matrix products, in PyTorch.
 
-These run on a CPU, and wherever Triton cannot; the Triton kernels are tested against them. None of
-them makes a row's bits depend on the other rows, and on a CPU none on the number of threads.
+They are used if neither Triton nor LLVM's code runs; the kernels are tested against them. The bits
+of a row do not depend on other rows, nor, on a CPU, on the number of threads.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width,
 F width of the feed forward, G twice that, N segments.
@@ -17,12 +17,12 @@ __all__ = ["NORM_EPSILON"]
 NORM_EPSILON = 1e-5
 
 SERIAL_ELEMENTS = 32_000
-"""Fewer elements than torch's grain size (32,768): work that it does not share between threads."""
+"""A number of elements below torch's grain size (32,768), for which torch uses one thread."""
 
 
 def rotate_(
     qkv_T3Hd: Tensor,
-    turns_Pf2: Tensor,
+    rotary_Pf2: Tensor,
     positions_T: Tensor,
     weight_2D: Tensor | None = None,
 ) -> None:
@@ -32,11 +32,11 @@ def rotate_(
     heads, the query's with the first row as weight and the key's with the second, without bias.
 
     Elements 2i and 2i + 1 of a head make one complex number; at position p it is multiplied by
-    `turns_Pf2[p, i]` (fp32), its cosine and sine. The value stays as it is. `qkv_T3Hd` is
+    `rotary_Pf2[p, i]` (fp32), its cosine and sine. The value stays as it is. `qkv_T3Hd` is
     contiguous, of bf16, fp16 or fp32; each of `positions_T` (int64) is below P.
     """
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
-    turns_Tf = torch.view_as_complex(turns_Pf2)[positions_T]
+    turns_Tf = torch.view_as_complex(rotary_Pf2)[positions_T]
     turns_T1D = turns_Tf.unsqueeze(1).expand(-1, num_heads, -1).flatten(1).unsqueeze(1)
     qk_T2D = qkv_T3Hd.view(num_tokens, 3, -1)[:, :2]
     wide_T2D = qk_T2D.float()
@@ -45,7 +45,7 @@ def rotate_(
     pairs_T2D = torch.view_as_complex(wide_T2D.view(num_tokens, 2, -1, 2))
     rows = num_tokens
     if qkv_T3Hd.device.type == "cpu":
-        # Numbers at the end of a thread's share go through other code, which rounds otherwise.
+        # The last numbers of a thread's share go through other code, which rounds differently.
         rows = SERIAL_ELEMENTS // (num_heads * head_dim)
     for start in range(0, num_tokens, rows):
         pairs_T2D[start : start + rows].mul_(turns_T1D[start : start + rows])
@@ -79,7 +79,7 @@ def norm(
 ) -> Tensor:
     """Return the LayerNorm of each row of the residual stream plus `running_D` (if any) as `dtype`.
 
-    All that is given is fp32 and contiguous, and stays as it is; see `add_norm`.
+    All arguments are fp32 and contiguous, and are not changed; see `add_norm`.
     """
     sum_TD = residual_TD if running_D is None else residual_TD + running_D
     return F.layer_norm(sum_TD, sum_TD.shape[1:], weight_D, bias_D, NORM_EPSILON).to(dtype)
@@ -97,14 +97,14 @@ def gate(halves_TG: Tensor) -> Tensor:
 def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
     """Return means_ND (fp32): each over rows [start, end) of `hidden_TD` (fp32, contiguous).
 
-    `starts_N` and `ends_N` (int64, contiguous) lie on the device of `hidden_TD`; segments are not
-    empty, come in the order of their rows and do not overlap.
+    `starts_N` and `ends_N` (int64, contiguous) are on the device of `hidden_TD`; segments are not
+    empty, in the order of rows, and do not overlap.
     """
     if hidden_TD.device.type == "cpu":
         segments = zip(starts_N.tolist(), ends_N.tolist(), strict=True)
         return torch.stack([hidden_TD[start:end].mean(0) for start, end in segments])
-    # One call that does not wait for the GPU. It adds up row by row: over 36,000 rows the relative
-    # error is 3e-6, not 6e-8, and a CPU takes 5 times as long. Every second segment is a gap.
+    # One call that does not wait for the GPU. It adds row by row: over 36,000 rows the relative
+    # error is 3e-6 instead of 6e-8, and a CPU takes 5 times as long. Every second segment is a gap.
     bounds_2N = torch.stack((starts_N, ends_N), 1).flatten()
     means = torch.segment_reduce(hidden_TD, "mean", offsets=bounds_2N, axis=0, unsafe=True)
     return means[::2]

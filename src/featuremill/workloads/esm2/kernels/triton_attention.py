@@ -1,9 +1,9 @@
-"""Attention within the sequences of a pack as one Triton kernel, which turns the query (rotary)
-while it loads it. Keys are turned in place before: many programs load each.
+"""Attention within the sequences of a pack as one Triton kernel, which rotates the query when it is
+loaded. Keys are rotated in place before, as many programs load each.
 
 A program computes some queries of one head of one sequence, over all its keys in order. Its tiles
-follow from the device and the width of a head alone, and begin where the sequence begins: the bits
-of a sequence do not depend on what else is in the pack.
+depend only on the device and the width of a head, and begin with the sequence, so the bits of a
+sequence do not depend on others in the pack.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, N pieces
 of sequences; in kernels M queries and K keys of a tile, C columns of a tile.
@@ -25,25 +25,25 @@ from featuremill.workloads.esm2.packing import PIECE_ROWS, Packed
 
 
 class Tiling(NamedTuple):
-    """How the work is divided."""
+    """The sizes of tiles, and the numbers of warps and stages."""
 
     queries: int = 128
     """Queries of a program: a divisor of `PIECE_ROWS`."""
     keys: int = 64
-    """Keys of a step. Sums are taken step by step, so another number gives other bits."""
+    """Keys of a step. Sums are by step, so another number changes the bits."""
     warps: int = 4
     stages: int = 3
-    """Steps whose keys and values are loaded ahead, and the one that is computed."""
+    """Number of steps in flight: one is computed, the others are loaded ahead."""
 
 
 CAUTIOUS = Tiling(warps=8, stages=2)
-"""Fits every GPU since Ampere: the shared memory of a block is 99 KB on some of them."""
+"""A tiling for every GPU since Ampere, some of which have 99 KB of shared memory per block."""
 FASTER: Mapping[tuple[tuple[int, int], int], Tiling] = {
     ((9, 0), 64): Tiling(64, 64, 4, 3),
     ((9, 0), 32): Tiling(64, 64, 4, 3),
 }
-"""The best tiling by a GPU's capability and `columns`, where `bench.attention` has shown the kernel
-to be faster than FlashAttention there; elsewhere it stands behind that."""
+"""The fastest tiling by a GPU's capability and `columns`, if `bench.attention` measured the kernel
+to be faster than FlashAttention; otherwise FlashAttention has priority."""
 
 
 def columns(head_dim: int) -> int:
@@ -52,23 +52,23 @@ def columns(head_dim: int) -> int:
 
 
 def attend(
-    qkv_T3Hd: Tensor, pack: Packed, turns_Pf2: Tensor | None = None, *, tiling: Tiling
+    qkv_T3Hd: Tensor, pack: Packed, rotary_Pf2: Tensor | None = None, *, tiling: Tiling
 ) -> Tensor:
     """Return context_THd of query, key and value (bf16 or fp16) by softmax attention within each
     sequence of the pack, its padding included.
 
-    If `turns_Pf2` is given, query and key are turned by their positions as by `reference.rotate_`;
-    `qkv_T3Hd` may be overwritten.
+    With `rotary_Pf2`, query and key are rotated as by `reference.rotate_`, and `qkv_T3Hd` may be
+    overwritten.
     """
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
     assert qkv_T3Hd.is_contiguous() and pack.pieces_N3.is_contiguous()
     assert PIECE_ROWS % tiling.queries == 0
     # Within a sequence, kernels count in 32 bits.
     assert pack.longest * 3 * num_heads * head_dim < 2**31
-    if turns_Pf2 is not None:
-        assert turns_Pf2.is_contiguous() and turns_Pf2.shape[1:] == (head_dim // 2, 2)
-        assert len(turns_Pf2) >= pack.longest
-        rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, only_keys=True)
+    if rotary_Pf2 is not None:
+        assert rotary_Pf2.is_contiguous() and rotary_Pf2.shape[1:] == (head_dim // 2, 2)
+        assert len(rotary_Pf2) >= pack.longest
+        rotate_(qkv_T3Hd, rotary_Pf2, pack.positions_T, only_keys=True)
     context_THd = torch.empty(
         num_tokens, num_heads, head_dim, dtype=qkv_T3Hd.dtype, device=qkv_T3Hd.device
     )
@@ -77,7 +77,7 @@ def attend(
     assert num_programs < 2**31
     _attend[(num_programs,)](
         qkv_T3Hd,
-        turns_Pf2,
+        rotary_Pf2,
         pack.pieces_N3,
         context_THd,
         head_dim**-0.5 * math.log2(math.e),
@@ -87,7 +87,7 @@ def attend(
         tiling.queries,
         tiling.keys,
         columns(head_dim),
-        turns_Pf2 is not None,
+        rotary_Pf2 is not None,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
@@ -109,7 +109,7 @@ def _attend(
     COLUMNS: tl.constexpr,
     ROTATES: tl.constexpr,
 ) -> None:
-    """Attend with a tile of queries of one head; the heads of a tile have neighbouring programs."""
+    """Attend with a tile of queries of one head; programs of one tile's heads are adjacent."""
     program = tl.program_id(0)
     head = program % HEADS
     part = program // HEADS % PARTS
@@ -133,7 +133,7 @@ def _attend(
         scores_MK = tl.dot(query_MC, key_KC.trans())
         is_real_K = begin + tl.arange(0, KEYS) < length
         scores_MK = tl.where(is_real_K[None, :], scores_MK, float("-inf"))
-        # Each step has a real key, so the largest score is a number.
+        # Each step has a real key, so the largest score is finite.
         new_M = tl.maximum(largest_M, tl.max(scores_MK, 1) * SCALE)
         kept_M = tl.exp2(largest_M - new_M)
         weights_MK = tl.exp2(scores_MK * SCALE - new_M[:, None])
@@ -162,7 +162,7 @@ def _rows(
     COLUMNS: tl.constexpr,
     ROTATES: tl.constexpr,
 ) -> tl.tensor:
-    """Return rows of one head from position `begin` on, turned if so, in memory as well; those past
+    """Return rows of one head from position `begin`, rotated (also in memory) if ROTATES; rows past
     `length` are 0."""
     row_R = begin + tl.arange(0, ROWS)
     column_C = tl.arange(0, COLUMNS)

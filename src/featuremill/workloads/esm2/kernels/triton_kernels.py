@@ -1,9 +1,8 @@
 """Triton kernels for rotary, residual sum with LayerNorm, SwiGLU's gate, and means of rows, each of
 which reads its data once.
 
-`reference` defines the operations. Tiles and warps follow from the shapes alone: nothing is timed,
-so results do not depend on timing and a short process does not pay for it. The bits of a row do not
-depend on the number of rows.
+`reference` defines the operations. Tiles and warps depend only on shapes, without autotuning, so
+results do not depend on timing. The bits of a row do not depend on the number of rows.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width, F
 width of the feed forward, G twice that, N segments; in kernels R rows and C columns of a tile.
@@ -20,25 +19,25 @@ from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 
 WARPS = 4
 ELEMENTS_PER_WARP = 512
-"""16 for each thread: two loads of 16 bytes in 16 bits, four in 32. Sums are taken warp by warp, so
-another number gives other bits. On an H200, others made LayerNorm at most a sixth faster, a batch
-less than 1 % (2026-11-26-NVIDIA-H200-norms.json in bench/results)."""
+"""Elements per warp: 16 per thread, or two loads of 16 bytes in 16 bits, four in 32. Sums are by
+warp, so another number changes the bits. On an H200, others made LayerNorm at most a sixth faster,
+a batch less than 1 % (2026-11-26-NVIDIA-H200-norms.json in bench/results)."""
 
 
 def rotate_(
     qkv_T3Hd: Tensor,
-    turns_Pf2: Tensor,
+    rotary_Pf2: Tensor,
     positions_T: Tensor,
     weight_2D: Tensor | None = None,
     only_keys: bool = False,
 ) -> None:
-    """See `reference.rotate_`; `only_keys` leaves the query as it is."""
+    """See `reference.rotate_`; with `only_keys`, the query is not changed."""
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
-    assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
-    assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
+    assert qkv_T3Hd.is_contiguous() and rotary_Pf2.is_contiguous() and positions_T.is_contiguous()
+    assert rotary_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
     if weight_2D is not None:
         assert weight_2D.is_contiguous() and weight_2D.shape == (2, num_heads * head_dim)
-        _launch_norm_rotate(qkv_T3Hd, turns_Pf2, positions_T, weight_2D)
+        _launch_norm_rotate(qkv_T3Hd, rotary_Pf2, positions_T, weight_2D)
         return
     columns = triton.next_power_of_2(head_dim)
     rows = WARPS * ELEMENTS_PER_WARP // columns
@@ -46,7 +45,7 @@ def rotate_(
     assert num_rows < 2**31
     _rotate[(triton.cdiv(num_rows, rows),)](
         qkv_T3Hd,
-        turns_Pf2,
+        rotary_Pf2,
         positions_T,
         num_rows,
         num_heads,
@@ -59,7 +58,7 @@ def rotate_(
 
 
 def _launch_norm_rotate(
-    qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor, weight_2D: Tensor
+    qkv_T3Hd: Tensor, rotary_Pf2: Tensor, positions_T: Tensor, weight_2D: Tensor
 ) -> None:
     num_rows, width, head_dim = 2 * len(qkv_T3Hd), weight_2D.shape[1], qkv_T3Hd.shape[3]
     columns = triton.next_power_of_2(width)
@@ -68,7 +67,7 @@ def _launch_norm_rotate(
     _norm_rotate[(triton.cdiv(num_rows, rows),)](
         qkv_T3Hd,
         weight_2D,
-        turns_Pf2,
+        rotary_Pf2,
         positions_T,
         num_rows,
         width,
@@ -314,7 +313,7 @@ def _mean_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Average some columns of one segment: ROWS sums side by side, then the sum of these."""
+    """Average some columns of one segment: ROWS partial sums, then their sum."""
     segment = tl.program_id(0).to(tl.int64)
     start, end = tl.load(starts + segment), tl.load(ends + segment)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
