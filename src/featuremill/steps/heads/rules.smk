@@ -12,7 +12,9 @@ heads_predicted = {
     for name, head in heads_sections.items()
     for table, runs in heads.predicted(name, head, mill.project).items()
 }
-heads_trained = "|".join(re.escape(name) for name, head in heads_sections.items() if not head.folder)
+heads_trained = "|".join(
+    re.escape(name) for name, head in heads_sections.items() if not head.folder
+)
 
 
 def heads_manifests_of(wildcards):
