@@ -62,7 +62,7 @@ class TableOptions(WorkloadOptions):
     """Column of the ids in CSV, TSV and Parquet inputs. If not given, the column `id`; else the
     only one of `accession`, `acc`, `entry`, `identifier`, `uniprot`, `uniprot_id`, `protein_id`,
     `seq_id`, `sequence_id`; else of `name`, `header`, `locus_tag`, `label`. Capitals and separators
-    of words (`_`, `-`, `.`, space) are ignored."""
+    of words (underscores, hyphens, dots, spaces) are ignored."""
     sequence_column: str = ""
     """Column of the sequences in CSV, TSV and Parquet inputs. If not given, the only one of
     `sequence`, `seq`, `protein_sequence`, `protein_seq`, `aa_sequence`, `aa_seq`,
