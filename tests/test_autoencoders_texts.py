@@ -84,9 +84,9 @@ def test_a_changed_tokenizer_or_config_names_nothing(desk, run, tmp_path, monkey
     told["path"] = str(path.parent)
     told.pop("seal", None)
     weights.write_text(json.dumps(told))
-    assert origin.of(here).model == "model"
+    assert origin.find(here).model == "model"
     path.write_text(path.read_text().replace('"dropout":null', '"dropout": null').swapcase())
-    assert origin.of(here) == origin.Origin()
+    assert origin.find(here) == origin.Origin()
     assert texts.contexts_of(here, "tokens_layer_1", [("visit01", 3)]) == {}
 
 

@@ -144,7 +144,7 @@ class Encoder:
         self._like = "take vectors of the network and layer that it is of"
         names = {"model_name": sae.model, "hook_name": sae.hook}
         self.provenance = {"sae_sha256": sae.sha256, **names}
-        network_of_run = origin.of(run)
+        network_of_run = origin.find(run)
         hooks = network_of_run.hooks.values()
         if column is None and not (takes_any_recipe and sae.hook not in hooks):
             column = sae.column_in(run, network_of_run)

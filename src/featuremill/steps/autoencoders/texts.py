@@ -90,12 +90,12 @@ class Context(NamedTuple):
 
 
 NOTHING = Context("", "", "")
-Place = tuple[str, int]
+Position = tuple[str, int]
 """The id of a record, and the index of a vector in it."""
-Contexts = dict[Place, Context]
+Contexts = dict[Position, Context]
 
 
-def contexts_of(root: Path, column: str, places: Iterable[Place]) -> Contexts:
+def contexts_of(root: Path, column: str, places: Iterable[Position]) -> Contexts:
     """Return the contexts of `places` in the run in `root`; not of records without a shard, or of
     columns without spans."""
     within: dict[str, set[int]] = {}

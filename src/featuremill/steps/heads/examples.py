@@ -175,11 +175,11 @@ def without_features(
 ) -> UserError:
     """Return the error that no label belongs to a record with features."""
     first = parts[0].ids_of(np.arange(1))
-    theirs = f", the run's first is {clipped(first[0])!r}" if first else ""
+    first_of_run = f", the run's first is {clipped(first[0])!r}" if first else ""
     return UserError(
         f"{used.file}: none of its {len(of_id):,} ids has features in "
         f"{listed(part.name for part in parts)}: its first is {clipped(next(iter(of_id)))!r}"
-        f"{theirs}; write the ids as the run has them."
+        f"{first_of_run}; write the ids as the run has them."
     )
 
 
