@@ -91,8 +91,7 @@ class Labels(Section):
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
     id_column: str = ""
-    """The file's column of ids. If not given, it is found by its name, such as `id`, `accession` or
-    `entry`."""
+    """The file's column of ids; if not given, a column such as `id`, `accession` or `entry`."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Labels:
@@ -571,8 +570,7 @@ def sections() -> dict[str, str]:
 
 
 def _options() -> dict[str, type[WorkloadOptions]]:
-    """Return the options of each installed workload, the default one first. A broken workload has
-    none."""
+    """Return the options of each installed workload, the default first; none of broken ones."""
     options = {}
     for name in (DEFAULT, *workloads()):
         with contextlib.suppress(UserError, WorkloadError):

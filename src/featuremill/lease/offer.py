@@ -1,5 +1,4 @@
-"""Find the devices that a lease may choose from: those of the machine, limited by the scheduler and
-the request."""
+"""Find the devices of a lease: those of the machine that scheduler and request permit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The state of one job, from its shard, the holder of its lock and its telemetry; the time left of
-all jobs."""
+"""The state of a job, from its shard, lock and telemetry; the time left of all jobs."""
 
 from __future__ import annotations
 

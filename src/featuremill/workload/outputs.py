@@ -91,8 +91,7 @@ def open_writer(name: str, target: Target) -> Writer:
 
 
 def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
-    """Yield the rows of each sample in a block, in order, with the sample: {"sample": "a"}, or {}
-    without one."""
+    """Yield the rows of each sample in a block with {"sample": "a"}, or {} without one."""
     import pyarrow.compute as pc
 
     runs = pc.run_end_encode(owners(block))
