@@ -58,7 +58,7 @@ class OnCpu(NamedTuple):
 
 
 def compiled_on_cpu(dtype: torch.dtype, num_heads: int, head_dim: int) -> OnCpu | None:
-    """Return the functions compiled for this CPU; None without AVX2 or for odd widths."""
+    """Return the functions compiled for this CPU; None without AVX2 or LLVM, or for odd widths."""
     isa = instructions(dtype)
     if isa == "sse" or head_dim % 8 or num_heads * head_dim % 16 or not _has_llvm():
         return None
