@@ -546,8 +546,8 @@ def checked(
     """Return the section at `path` of a config as a validated `model`.
 
     Raises:
-        UserError: a sentence for each wrong key; `elsewhere` says of some where they belong, and
-            `besides` are keys of the first level that belong to somebody else.
+        UserError: a sentence for each wrong key; `elsewhere` has advice for misplaced keys, and
+            `besides` are keys of the first level that other models have.
     """
     try:
         return model.model_validate(dict(raw))

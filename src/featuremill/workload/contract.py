@@ -58,7 +58,7 @@ class WorkloadOptions(Described):
     """Modules that computing imports and featuremill lacks, with their pip requirements."""
 
     def delivers(self) -> set[Kind]:
-        """Return the kinds of values that come out (`featuremill.store.formats.KINDS`)."""
+        """Return the kinds of the values (`featuremill.store.formats.KINDS`)."""
         return {"pooled"}
 
     def check_files(self) -> None:
