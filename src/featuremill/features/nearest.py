@@ -101,8 +101,7 @@ def _lengths(vectors: Matrix) -> Scores:
 
 
 class Nearest:
-    """The k nearest of the added vectors to each query; ties are won by the lowest rank, or the
-    earliest vector."""
+    """The k nearest of the added vectors to each query; of ties, the lowest rank or first."""
 
     def __init__(
         self,

@@ -39,8 +39,7 @@ OF_KIND: dict[str, dict[str, float]] = {
     "relu": {"sparsity": 1.0},
     "jumprelu": {"sparsity": 1.0, "bandwidth": 0.05},
 }
-"""The options that only some kinds have, with their defaults. Those of relu and jumprelu are
-SAELens' defaults."""
+"""The options that only some kinds have, with defaults (relu, jumprelu: SAELens')."""
 CHOICES = ("k", "sparsity", "bandwidth")
 ARCHITECTURES = {"topk": "topk", "relu": "standard", "jumprelu": "jumprelu"}
 """SAELens' name of each kind."""

@@ -30,8 +30,7 @@ log = logging.getLogger("featuremill.sae")
 
 
 class Encoded(NamedTuple):
-    """A block of encoded records: their V vectors, and the N active features of these, in the order
-    of the vectors."""
+    """A block of encoded records: their V vectors, and the N active features, in order."""
 
     ids: list[str]
     rows: Rows

@@ -30,8 +30,7 @@ ROW_BYTES = 29
 LOADED = 8
 """Bytes per number of a slice while it is read."""
 SLICE_OF_FEATURES, SLICE_OF_WIDTH = {"topk": 4, "relu": 4, "jumprelu": 6}, 6
-"""The matrices of a slice that exist at the same time, with a column per feature and per dimension
-of the vectors."""
+"""The matrices of a slice at the same time, per feature and per dimension."""
 
 
 class Needed(NamedTuple):

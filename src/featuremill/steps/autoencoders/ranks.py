@@ -1,5 +1,4 @@
-"""The ranks of a training: start them with torchrun, add up tensors, and report one error if a rank
-dies."""
+"""The ranks of a training: start them by torchrun, add up tensors, report errors."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Ranks:
     """The rank of this process, the number of ranks, and the device."""
 
     def __init__(self, kind: str) -> None:
-        """Connect to the other ranks if torchrun started this process; `kind` is the kind of the
-        devices, cuda or cpu."""
+        """Connect to the other ranks of torchrun, if any; `kind` is cuda or cpu."""
         self.count, self.number, local = 1, 0, 0
         if is_rank():
             die_with_parent(os.getppid(), signal.SIGTERM)  # ranks would survive torchrun
@@ -81,8 +79,7 @@ class Ranks:
     def _add_to_first(
         self, own: Sequence[Tensor], buffer: Tensor, slices: range
     ) -> tuple[int, int]:
-        """Add up the sums of `slices` at the rank of the first slice; return this rank, and the
-        index of its tensor with the sum."""
+        """Add up `slices` at the rank of the first; return the rank and its tensor's index."""
         rank = next(r for r in range(self.count) if slices.start in slices_of(r, self.count))
         shares = pairs_of(slices_of(rank, self.count))
         (number,) = (n for n, share in enumerate(shares) if slices.start in share)
@@ -141,8 +138,7 @@ def is_rank() -> bool:
 
 
 def leave(error: Exception) -> NoReturn:
-    """End this rank with the status of `error`; the process that started the ranks prints the
-    message."""
+    """End this rank with the status of `error`; the parent process prints the message."""
     status = getattr(error, "exit_status", 1)
     message = str(error)
     if isinstance(error, LostRank):
@@ -192,8 +188,7 @@ def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
 
 
 def _why(failures: dict[int, Any], count: int, output: Path) -> BaseException:
-    """Return the error of the rank that failed first. A killed rank reports none, and the others
-    fail after it."""
+    """Return the error of the rank that failed first; killed ranks report none."""
 
     def order(rank: int) -> tuple[bool, bool, int]:
         status = failures[rank].exitcode

@@ -172,8 +172,7 @@ def _context(payload: bytes, at: slice, is_text: bool) -> Context:
 
 
 def _edge(piece: bytes, side: int) -> int:
-    """Return the start of the first complete word of a piece or, with `side` -1, the end of the
-    last one."""
+    """Return the start of a piece's first complete word or, if `side` < 0, the last's end."""
     position = piece.find(b" ") if side > 0 else piece.rfind(b" ")
     if position < 0:
         return 0 if side > 0 else len(piece)

@@ -42,8 +42,7 @@ class Training(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Labelled records with features, sorted by sha256 and then by id, so that fits do not depend
-    on the order of a run's rows."""
+    """Labelled records with features, sorted by sha256 and id instead of the order of rows."""
 
     ids: list[str]
     sha256s: list[str]

@@ -359,8 +359,7 @@ def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
 
 @contextmanager
 def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
-    """Write a Parquet file with a row per record: its texts and scores, or lists of the scores of
-    its residues."""
+    """Write a Parquet file with a row per record: texts, and scores or lists of scores."""
     of_residues = head.task == "per_residue"
     kind = pa.list_(pa.float32()) if of_residues else pa.float64()
     fields = dict.fromkeys(id_columns.names, pa.string())
