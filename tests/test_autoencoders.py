@@ -583,7 +583,7 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     page = tmp_path / "page.html"
     sae("report", run, "--sae", trained, "--output", page)
     assert "held-out vectors: FVU 0." in capfd.readouterr().err
-    held, _ = measured.look(Encoder(run, trained, False, 1))
+    held, _ = measured.measure(Encoder(run, trained, False, 1))
     vectors = features.open_parts(run, "residues")
     rows = np.flatnonzero(is_held_out(vectors, 0.2, 0) & (vectors.num_of_row > 0))
     x = vectors.of_rows(rows)[0].astype(np.float64)
@@ -945,7 +945,7 @@ def example(tmp_path_factory, environment):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_components(example):
-    held, _ = measured.look(Encoder(example / "results/residues", example / PLACE, False, 2))
+    held, _ = measured.measure(Encoder(example / "results/residues", example / PLACE, False, 2))
     vectors = features.open_parts(example / "results/residues")
     held_out = is_held_out(vectors, 0.05, 0)
     x, y = (

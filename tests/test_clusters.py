@@ -40,8 +40,9 @@ class ClusterRun(GpuWorkflow):
 
     def asked(self, job):
         """Return what Snakemake wrote of its job into the script, or the verb that it runs."""
-        script = (job / "script").read_text()
-        (rule,) = set(re.findall(r"--allowed-rules'? '?(\w+)", script)) or {""}  # half written
+        path = job / "script"
+        script = path.read_text() if path.exists() else ""  # it is being written
+        (rule,) = set(re.findall(r"--allowed-rules'? '?(\w+)", script)) or {""}
         return f"featuremill {rule}"
 
 

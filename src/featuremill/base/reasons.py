@@ -215,6 +215,5 @@ def named(name: str) -> Kind:
 
 
 def delivered(text: str) -> str:
-    """Return the reason in a part for a workload's `text`: the text, unless only the core uses
-    it."""
+    """Return the reason in a part for a workload's text, unless only the core uses it."""
     return text if kind_of(text) not in OF_THE_CORE else OTHER.reason(text)

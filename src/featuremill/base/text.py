@@ -14,8 +14,7 @@ MAX_NAME = 100
 
 
 def clipped(text: str, most: int = 120) -> str:
-    """Return an untrusted `text` (an id, a path) cut to the width of a table, with "…" for the
-    rest."""
+    """Return an untrusted text (an id, a path), clipped with "…" to the width of a table."""
     text = one_line(text[: 2 * most])
     return text if len(text) <= most else text[: most - 1] + "…"
 

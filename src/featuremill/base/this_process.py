@@ -1,5 +1,4 @@
-"""Facts of the running process and machine: parents, memory, processors, space
-on its disks, versions."""
+"""The running process and its machine: parents, memory, processors, disks, versions."""
 
 from __future__ import annotations
 

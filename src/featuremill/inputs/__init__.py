@@ -62,7 +62,7 @@ class TableOptions(WorkloadOptions):
     """Column of the ids in CSV, TSV and Parquet inputs. If not given, the column `id`; else the
     only one of `accession`, `acc`, `entry`, `identifier`, `uniprot`, `uniprot_id`, `protein_id`,
     `seq_id`, `sequence_id`; else of `name`, `header`, `locus_tag`, `label`. Capitals and separators
-    of words (`_`, `-`, `.`, space) are ignored."""
+    of words (underscores, hyphens, dots, spaces) are ignored."""
     sequence_column: str = ""
     """Column of the sequences in CSV, TSV and Parquet inputs. If not given, the only one of
     `sequence`, `seq`, `protein_sequence`, `protein_seq`, `aa_sequence`, `aa_seq`,
@@ -90,8 +90,7 @@ class SequenceOptions(TableOptions):
     """What the inputs are: `proteins`, or `nucleotides` (DNA or RNA, with U read as T)."""
 
     def row_columns(self) -> Mapping[str, type] | None:
-        """Return the columns of tables, with types, if records are rows of tables; None if they are
-        sequences."""
+        """Return the columns of tables with their types, or None if records are sequences."""
         return None
 
 
@@ -101,8 +100,7 @@ class RowOptions(WorkloadOptions):
     EXECUTION = frozenset({"id_column"})
 
     id_column: str = ""
-    """Column of the ids in the inputs. If not given, it is found by its name, such as `id`,
-    `accession` or `name`."""
+    """Column of the ids in the inputs; if not given, a column such as `id` or `name`."""
 
     def payload_columns(self) -> Mapping[str, type] | Sequence[str] | None:
         """Return the columns whose values are a record's payload; None: all but the ids.

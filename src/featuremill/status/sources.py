@@ -1,5 +1,4 @@
-"""Problems of a run's source files (inputs, files of options, weights, records.parquet, parts), and
-errors in the logs of its jobs."""
+"""Problems of the source files of a run, and errors in the logs of its jobs."""
 
 from __future__ import annotations
 

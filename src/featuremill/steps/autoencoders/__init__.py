@@ -1,4 +1,4 @@
-"""autoencoders: sparse autoencoders on the vectors of the project's features."""
+"""The step `autoencoders`: train sparse autoencoders on features, and encode features."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RULES = Path(__file__).with_name("rules.smk")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "sae.yaml"
 COMMANDS = {
     "sae": Command(
-        "train a sparse autoencoder on a run's features, apply it, and look at it",
+        "train a sparse autoencoder on a run's features, apply it, and report on it",
         "featuremill.steps.autoencoders.command",
     )
 }
@@ -37,7 +37,7 @@ OPTIONS = (
     *("kind", "features", "k", "sparsity", "bandwidth", "batch", "steps", "seed"),
     *("learning_rate", "dead_after", "held_out", "dtype"),
 )
-"""The keys that determine the values, beside the vectors."""
+"""The keys that determine the values, besides the vectors."""
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
@@ -45,48 +45,47 @@ class Autoencoder(Section):
     """One autoencoder, and its training."""
 
     of: str | None = None
-    """The set of features, or the folder of a finished run. Needed where there are several sets."""
+    """The set of features, or the folder of a finished run. Required if there are several sets."""
     vectors: str | None = None
-    """Which vectors, one a record or one a residue. Needed where there are several columns."""
+    """The column of vectors, per record or per residue. Required if there are several columns."""
     features: Count = 4096
     """Features of the autoencoder; usually a multiple of the vectors' width."""
     kind: Literal["topk", "relu", "jumprelu"] = "topk"
-    """Which features are active: the `k` largest (`topk`), all above 0, with a penalty on their sum
+    """The active features: the `k` largest (`topk`), all above 0, with a penalty on their sum
     (`relu`), or all above a threshold, with a penalty on their count (`jumprelu`)."""
     k: Count | None = None
-    """`topk`: features that are active in a vector; 32 if not given."""
+    """`topk`: active features per vector; 32 if not given."""
     sparsity: float | None = Field(default=None, gt=0)
-    """`relu` and `jumprelu`: weight of the penalty beside the squared error, of vectors with the
-    mean length sqrt(width); 1 if not given. More leaves fewer features active."""
+    """`relu` and `jumprelu`: weight of the penalty relative to the squared error, for vectors of
+    mean length sqrt(width); 1 if not given. Higher values leave fewer features active."""
     bandwidth: float | None = Field(default=None, gt=0)
-    """`jumprelu`: how far around a threshold numbers move it; 0.05 if not given."""
+    """`jumprelu`: width of the range around a threshold whose numbers change it; 0.05 if not
+    given."""
     batch: Count = 4096
-    """Vectors of a step, over all devices."""
+    """Vectors per step, over all devices."""
     steps: Count = 10_000
     """Steps of the training."""
     seed: int = Field(default=0, ge=0, strict=True)
-    """The seed of the order of the vectors, the initial weights and the choice of held-out
-    records."""
+    """Random seed of the order of vectors, the initial weights and the held-out records."""
     learning_rate: float | None = Field(default=None, gt=0)
     """The learning rate; 2e-4 / sqrt(features / 16384) if not given (Gao et al. 2024)."""
     dead_after: Count = 200
-    """A feature that was not active for so many steps counts as dead. Only dead features learn from
-    the auxiliary loss."""
+    """Steps without activity after which a feature is dead and has the auxiliary loss."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the records that is kept for the report."""
+    """Share of the records that is not trained on, for the report."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Number type of matrix products; weights and sums are fp32."""
     gpus: Count = 1
-    """Devices, with a process each: 1 to 8; on CPUs the number of processes."""
+    """The number of devices, each with a process: 1 to 8. On CPUs, the number of processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Device of the training."""
     threads: Count = 1
-    """Threads of each process; another number changes the last digits."""
+    """Threads of each process; the number affects the last digits."""
     checkpoint_minutes: float = Field(default=10.0, gt=0)
-    """Minutes between two checkpoints."""
+    """Minutes between checkpoints."""
     encode: Several = ()
-    """Further sets of features, or folders of finished runs. For each, the features that are active
-    in each record are written to `<autoencoder>.<name>.parquet` beside the autoencoder's folder."""
+    """Sets of features, or folders of finished runs, to encode. The active features of their
+    records are written to `<autoencoder>.<name>.parquet` beside the autoencoder's folder."""
 
     @property
     def num_gpus(self) -> int:
@@ -137,7 +136,7 @@ def problems(
 def problems_of_files(
     sections: Mapping[str, Autoencoder], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a missing column of vectors, or several columns without a choice."""
+    """Yield errors of missing columns of vectors, or of several columns without a choice."""
     from featuremill.features import chosen
 
     for name, autoencoder in sections.items():
@@ -150,11 +149,11 @@ def problems_of_files(
 
 
 def products(sections: Mapping[str, Autoencoder], project: Project) -> Sequence[Product]:
-    """Return each autoencoder with its page, and the tables that it encodes."""
-    every = []
+    """Return the products of each section: the autoencoder with its page, and encoded tables."""
+    all_products = []
     for name, autoencoder in sections.items():
         folder, logs = folder_of(name, project), f"{project.logs}/{KEY}/{name}"
-        every.append(
+        all_products.append(
             Product(
                 f"{KEY}.{name}",
                 [f"{folder}/{file}" for file in DELIVERED],
@@ -174,12 +173,12 @@ def products(sections: Mapping[str, Autoencoder], project: Project) -> Sequence[
                 f"{KEY}.{name}.{table}",
                 f"{logs}.{table}.log",
             )
-            every.append(Product(label, [file], inputs, [log], [file]))
-    return every
+            all_products.append(Product(label, [file], inputs, [log], [file]))
+    return all_products
 
 
 def _options(autoencoder: Autoencoder) -> Mapping[str, Any]:
-    """Return the options that determine the values, as sae.json has them."""
+    """Return the options that determine the values, as in sae.json."""
     from featuremill.steps.autoencoders.card import Options
 
     settled = Options.of(autoencoder.model_dump(include=set(OPTIONS))).model_dump(mode="json")

@@ -1,5 +1,5 @@
-"""A sparse autoencoder on disk: a folder in SAELens' layout, and sae.json, which is written last
-and has its provenance."""
+"""The files of a sparse autoencoder: a folder in SAELens' layout, and sae.json with its provenance,
+which is written last."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CHECKPOINT = "checkpoint.safetensors"
 PAGE, FEATURES = "report.html", "features.tsv"
 FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
 SLICES = 8
-"""Pieces in which a batch is computed. Their sums are added in pairs, in an order that does not
-depend on the number of ranks, so 1 to 8 ranks get the same bits."""
+"""The slices of a batch. Their sums are added in pairs, in an order that does not depend on the
+number of ranks, so that results have the same bits with 1 to 8 ranks."""
 
 
 class Needs(WorkloadOptions):
@@ -39,8 +39,7 @@ OF_KIND: dict[str, dict[str, float]] = {
     "relu": {"sparsity": 1.0},
     "jumprelu": {"sparsity": 1.0, "bandwidth": 0.05},
 }
-"""The options of each kind that others do not have, with their defaults. Those of relu and jumprelu
-are SAELens' own."""
+"""The options that only some kinds have, with defaults (relu, jumprelu: SAELens')."""
 CHOICES = ("k", "sparsity", "bandwidth")
 ARCHITECTURES = {"topk": "topk", "relu": "standard", "jumprelu": "jumprelu"}
 """SAELens' name of each kind."""
@@ -51,28 +50,28 @@ class Options(JsonRecord):
 
     kind: Kind = "topk"
     features: int
-    """Columns of the encoder."""
+    """The number of features."""
     k: int | None = None
-    """The most active features of a vector."""
+    """The largest number of active features per vector."""
     sparsity: Number | None = None
-    """Weight of the penalty: of relu on the sum of the features, of jumprelu on their count."""
+    """The weight of the penalty, on the sum of the features (relu) or their count (jumprelu)."""
     bandwidth: Number | None = None
-    """Width of the estimate of a threshold's gradient."""
+    """The width of the kernel that estimates the gradient of a threshold."""
     batch: int
-    """Vectors of a step, over all ranks."""
+    """Vectors per step, over all ranks."""
     steps: int
     seed: int
     learning_rate: Number
     dead_after: int
-    """Steps without activity after which a feature counts as dead."""
+    """Steps without activity after which a feature is dead."""
     held_out: Number
-    """Share of the records that no fit sees."""
+    """Share of the records that is not trained on."""
     dtype: Literal["fp32", "bf16"]
     """Number type of matrix products."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Options:
-        """Return `options`, with the defaults of those that are None."""
+        """Return `options`, with defaults for those that are None."""
         chosen = {name: value for name, value in options.items() if value is not None}
         rate = 2e-4 / (max(1, chosen["features"]) / 2**14) ** 0.5
         return cls(**{"learning_rate": rate, **OF_KIND[chosen["kind"]], **chosen})
@@ -135,7 +134,7 @@ class Card(JsonFile):
 
 
 def refuse_other_count(num_ranks: int) -> None:
-    """Raise UserError if so many ranks cannot share a batch."""
+    """Raise UserError if `num_ranks` ranks cannot share the slices of a batch."""
     if not 1 <= num_ranks <= SLICES:
         raise UserError(
             f"--gpus {num_ranks}: a batch is computed in {SLICES} equal slices, which 1 to "
@@ -144,13 +143,13 @@ def refuse_other_count(num_ranks: int) -> None:
 
 
 def slices_of(rank: int, num_ranks: int) -> range:
-    """Return the slices of a rank; the numbers of two ranks differ by 1 at most."""
+    """Return the slices of a rank; ranks differ by at most one slice."""
     return range(SLICES * rank // num_ranks, SLICES * (rank + 1) // num_ranks)
 
 
 def pairs_of(slices: range) -> list[range]:
-    """Return the longest ranges within `slices` whose sums stand in the order of pairs: of 1, 2, 4
-    or 8 slices, each from a multiple of its length on."""
+    """Divide `slices` into the longest ranges that are nodes of the tree of pairs: 1, 2, 4 or 8
+    slices, which start at a multiple of their number."""
     ranges: list[range] = []
     start = slices.start
     while start < slices.stop:
@@ -163,18 +162,20 @@ def pairs_of(slices: range) -> list[range]:
 
 
 def identity(options: Options, source: Source) -> dict[str, Any]:
-    """Return everything that identifies a training, by name; the path of the run does not count."""
+    """Return the fields that identify a training; the path of the run is not one."""
     entry = source.as_json()
     of_options = options.model_dump(mode="json", exclude_defaults=True)
     return {**of_options, **{key: entry[key] for key in ("recipe", "column", "parts")}}
 
 
-def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raise UserError if `what` in `folder` is of another training."""
-    names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
+def refuse_other(
+    folder: Path, what: str, existing: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Raise UserError if the file `what` in `folder` belongs to another training."""
+    names = [name for name in {**expected, **existing} if existing.get(name) != expected.get(name)]
     if names:
         differences = listed(
-            f"{name} {theirs.get(name)} and not {ours.get(name)}" for name in names
+            f"{name} {existing.get(name)} and not {expected.get(name)}" for name in names
         )
         raise UserError(
             f"{folder}: the {what} there is of another training ({differences}); name another "
@@ -193,8 +194,8 @@ def refuse_other_folder(folder: Path) -> None:
 
 
 def write_config(path: Path, options: Options, width: int, model: str = "", hook: str = "") -> None:
-    """Write cfg.json as SAELens 6 reads it (`SAEConfig` in sae_lens/saes/sae.py);
-    `model` and `hook` are the network and the place in it, where these are known."""
+    """Write cfg.json in the format of SAELens 6 (`SAEConfig` in sae_lens/saes/sae.py); `model` and
+    `hook` are the network and its hook point, or ""."""
     config: dict[str, Any] = {
         "architecture": ARCHITECTURES[options.kind],
         "d_in": width,
@@ -204,8 +205,7 @@ def write_config(path: Path, options: Options, width: int, model: str = "", hook
         "apply_b_dec_to_input": True,
         "normalize_activations": "none",
         "reshape_activations": "none",
-        # Without a version, SAELens reads it as a file of version 5, with other meanings of the
-        # keys.
+        # Without a version, SAELens reads the keys with their meanings in version 5.
         "metadata": {"sae_lens_version": "6.54.0", "sae_lens_training_version": None},
     }
     names = {"model_name": model, "hook_name": hook}
@@ -219,8 +219,8 @@ def read(folder: Path) -> tuple[Card, dict[str, Any]]:
     """Return the card and the tensors of the autoencoder in `folder`.
 
     Raises:
-        UserError: there is none.
-        IntegrityError: it is damaged or was changed.
+        UserError: the folder has no trained autoencoder.
+        IntegrityError: a file is damaged or was changed.
     """
     refuse_without_packages(Needs)
     from safetensors.torch import load_file

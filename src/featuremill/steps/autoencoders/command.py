@@ -1,8 +1,8 @@
-"""sae: trains sparse autoencoders on features of finished runs, applies them, and looks at them.
+"""`featuremill sae`: train sparse autoencoders on features of finished runs, and apply them.
 
-`train` fits one, `watch` shows its progress, `estimate` prints the memory that it needs. `encode`
-writes the active features of each record. `report` measures the quality and lists the strongest
-records of each feature. A run is only read.
+`train` trains an autoencoder, `watch` shows its progress, and `estimate` prints the memory that it
+needs. `encode` writes the active features of each record. `report` measures the quality and lists
+the strongest records of each feature. Files of runs are only read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 ACTS = {
     "train": "train an autoencoder, or continue an interrupted training",
-    "watch": "show how far a training is",
-    "estimate": "say what memory a training needs, and start nothing",
-    "encode": "write which features are active in each record",
-    "report": "say how good it is, and which records each feature is about",
+    "watch": "show the progress of a training",
+    "estimate": "print the memory that a training needs, without starting it",
+    "encode": "write the active features of each record",
+    "report": "measure the quality, and list the strongest records of each feature",
 }
 
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
         add(
             "--gpus",
             metavar="N",
-            help="how many, with a process each: 1 to 8 (default 1); on CPUs, so many processes",
+            help="number of GPUs, each with a process: 1 to 8 (default 1); on CPUs, of processes",
         )
         add("--devices", metavar="LIST", help=HELP_OF_DEVICES)
     for act in ("encode", "report"):
@@ -56,15 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
             type=Path,
             required=True,
             metavar="saes/NAME",
-            help="the autoencoder's folder: trained here or, for encode, published (SAELens' "
-            "layout)",
+            help="folder of the autoencoder; for encode, also a published one (SAELens' layout)",
         )
         add(
             "--any-recipe",
             action="store_true",
-            help="take vectors that were made otherwise than those it was trained on",
+            help="accept vectors with another recipe than those of the training",
         )
-        add("--threads", type=int, default=1, metavar="N", help="that compute (default 1)")
+        add("--threads", type=int, default=1, metavar="N", help="number of threads (default 1)")
     add = parsers["train"].add_argument
     add("--output", type=Path, required=True, metavar="saes/NAME", help="the autoencoder's folder")
     add_options(parsers["train"], Autoencoder, "device", "threads", "checkpoint_minutes")
@@ -72,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
     add("sae", type=Path, metavar="FOLDER", help="the autoencoder's folder")
     add("--once", action="store_true", help="print the screen once, and exit")
     add("--json", action="store_true", help="for programs: the last line of training.jsonl")
-    add("--every", type=float, default=10.0, metavar="SECONDS", help="between looks (default 10)")
+    add("--every", type=float, default=10.0, metavar="SECONDS", help="interval (default 10)")
     parsers["estimate"].add_argument("--json", action="store_true", help="in bytes, for programs")
     add = parsers["encode"].add_argument
     add(
@@ -80,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
         type=Path,
         required=True,
         metavar="FILE.parquet",
-        help="id, and features: a list of (feature, value); per residue, the highest value counts",
+        help="columns id and features, a list of (feature, value); per residue, the highest value",
     )
     add("--vectors", help="for a published autoencoder (default: the states of its hook)")
     parsers["report"].add_argument(

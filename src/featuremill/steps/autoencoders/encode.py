@@ -1,4 +1,4 @@
-"""encode: the active features of an autoencoder in each record of a run."""
+"""`sae encode`: write the active features of each record of a run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from featuremill.steps.autoencoders import card, network, origin, published
 from featuremill.steps.autoencoders.card import CARD, CONFIG, Card
 
 BLOCK_NUMBERS = 2**23
-"""Numbers of a matrix of vectors by features, or of vectors, that is computed at a time."""
+"""The largest size of a matrix of features or vectors that is computed at a time."""
 ACTIVE = pa.list_(pa.struct({"feature": pa.int32(), "value": pa.float32()}))
 log = logging.getLogger("featuremill.sae")
 
 
 class Encoded(NamedTuple):
-    """Some encoded records: V vectors of all of them, with N active features of all vectors, in
-    the order of the vectors."""
+    """A block of encoded records: their V vectors, and the N active features, in order."""
 
     ids: list[str]
     rows: Rows
@@ -41,7 +40,7 @@ class Encoded(NamedTuple):
     vector_N: torch.Tensor
     feature_N: torch.Tensor
     value_N: torch.Tensor
-    """Values above 0."""
+    """The values, above 0."""
 
     def highest(self, num_features: int) -> npt.NDArray[np.float32]:
         """Return the highest value of each feature in each record, (records, M)."""
@@ -50,19 +49,19 @@ class Encoded(NamedTuple):
         return values.view(-1, num_features).numpy()
 
     def where(self, highest_RM: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-        """Return the number of the record's vector at which each feature is highest, (records, M):
-        the first of equal ones, and 0 for features that are not active."""
+        """Return the index of the record's vector with the highest value of each feature, (records,
+        M): the first of equal ones, and 0 for features that are not active."""
         starts = np.cumsum(self.counts) - self.counts
         within_N = self.vector_N.numpy() - np.repeat(starts, self.counts)[self.vector_N.numpy()]
         places_N = self._places(highest_RM.shape[1]).numpy()
         is_highest_N = self.value_N.numpy() == highest_RM.ravel()[places_N]
         numbers = np.zeros(highest_RM.size, np.int32)
-        # Of equal indices, NumPy keeps the last value.
+        # NumPy keeps the last value of equal indices.
         numbers[places_N[is_highest_N][::-1]] = within_N[is_highest_N][::-1]
         return numbers.reshape(highest_RM.shape)
 
     def rebuilt(self, tensors: network.Tensors) -> torch.Tensor:
-        """Return the vectors (V, D) that the active features rebuild."""
+        """Return the vectors (V, D), reconstructed from the active features."""
         num_V = torch.bincount(self.vector_N, minlength=len(self.vectors_VD))
         sums = torch.nn.functional.embedding_bag(
             self.feature_N,
@@ -79,7 +78,7 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """An autoencoder, and the vectors of a run to encode."""
+    """Encodes the vectors of a run with an autoencoder."""
 
     def __init__(
         self,
@@ -89,10 +88,10 @@ class Encoder:
         threads: int,
         column: str | None = None,
     ) -> None:
-        """Open both; `column` chooses the vectors for a published autoencoder.
+        """Open run and autoencoder; `column` chooses the vectors for a published autoencoder.
 
         Raises:
-            UserError: one is missing, or they do not belong together.
+            UserError: run or autoencoder is missing, or they do not fit.
             IntegrityError: a file is damaged or was changed.
         """
         torch.set_num_threads(max(1, threads))
@@ -111,7 +110,7 @@ class Encoder:
                 f"trained on {width:,}; {self._like}."
             )
         self._most = max(1, BLOCK_NUMBERS // max(num_features, width))
-        """Vectors that are computed at a time."""
+        """The number of vectors that are computed at a time."""
         self.vectors.check()
 
     def _open_trained(self, run: Path, takes_any_recipe: bool, column: str | None) -> None:
@@ -144,7 +143,7 @@ class Encoder:
         self._like = "take vectors of the network and layer that it is of"
         names = {"model_name": sae.model, "hook_name": sae.hook}
         self.provenance = {"sae_sha256": sae.sha256, **names}
-        network_of_run = origin.of(run)
+        network_of_run = origin.find(run)
         hooks = network_of_run.hooks.values()
         if column is None and not (takes_any_recipe and sae.hook not in hooks):
             column = sae.column_in(run, network_of_run)

@@ -1,8 +1,8 @@
-"""estimate: the memory of a training, before it starts.
+"""`sae estimate`: estimate the memory of a training.
 
-It counts the tensors that `training.py` holds at once: parameters and Adam's moments, gradients in
-as many buffers as the sum needs, and the intermediate results of one slice. On a GPU, CUDA's own
-memory is added; in the host's memory, Python with torch.
+Counts the tensors of `training.py`: parameters, Adam's moments, the gradient buffers of the sum,
+and the intermediate results of a slice. The memory of CUDA is added on a GPU, and that of Python
+with torch on the host.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ HOST_BYTES = 460 * 2**20
 ROW_BYTES = 29
 """Bytes of a record in `Parts`."""
 LOADED = 8
-"""Bytes of each number of a slice while it is read."""
+"""Bytes per number of a slice while it is read."""
 SLICE_OF_FEATURES, SLICE_OF_WIDTH = {"topk": 4, "relu": 4, "jumprelu": 6}, 6
-"""Matrices of a slice that exist at once, of the number of features and of the vectors' width."""
+"""The matrices of a slice at the same time, per feature and per dimension."""
 
 
 class Needed(NamedTuple):
     """The memory and disk of a training, in bytes."""
 
     device: int
-    """Memory of each device; of a CPU, the memory of each rank beside `host`."""
+    """Memory per device; on CPUs, memory per rank in addition to `host`."""
     host: int
-    """Memory of each rank in the host."""
+    """Memory of the host per rank."""
     mapped: int
-    """Size of the run's vectors; the page cache keeps as much as fits."""
+    """Size of the run's vectors, which are memory-mapped."""
     checkpoint: int
     """Size of a checkpoint."""
     weights: int
     """Size of the autoencoder."""
 
     def total(self, kind: str) -> int:
-        """Return the host's memory of one rank that computes on `kind`."""
+        """Return the host memory of a rank on a device of this kind."""
         return self.host + (self.device if kind == "cpu" else 0)
 
     def text(self, kind: str) -> str:
-        """Return the memory in words."""
+        """Return a sentence with the memory."""
         where = "" if kind == "cpu" else f"{human_bytes(self.device)} of each GPU, "
         return (
             f"each with {where}{human_bytes(self.total(kind))} of memory, beside "
@@ -61,7 +61,7 @@ class Needed(NamedTuple):
         )
 
 
-def of(options: Options, vectors: Parts, num_ranks: int) -> Needed:
+def estimated(options: Options, vectors: Parts, num_ranks: int) -> Needed:
     """Return the memory of `num_ranks` ranks."""
     return needed(
         options, vectors.column.width, num_ranks, len(vectors.num_of_row), vectors.num_bytes
@@ -79,7 +79,7 @@ def needed(
     shares = [pairs_of(slices_of(rank, num_ranks)) for rank in range(num_ranks)]
     depths = [n + max(1, (len(e) // 2).bit_length()) for own in shares for n, e in enumerate(own)]
     num_buffers = max(depths) + (num_ranks > 1)
-    # Autograd makes each gradient before it is added: the largest have half the parameters.
+    # Autograd allocates a gradient before it is added; the largest has half the parameters.
     copies = 3 + num_buffers + 1
     rows = options.batch // SLICES
     slice_numbers = rows * (SLICE_OF_FEATURES[options.kind] * num_features + SLICE_OF_WIDTH * width)
@@ -95,7 +95,7 @@ def show(root: Path, column: str | None, options: Options, num_ranks: int, as_js
     options.check()
     refuse_other_count(num_ranks)
     vectors = features.open_parts(root, column)
-    need = of(options, vectors, num_ranks)
+    need = estimated(options, vectors, num_ranks)
     if as_json:
         print(json.dumps(need._asdict() | {"host_with_cpu": need.total("cpu")}))
         return

@@ -1,5 +1,4 @@
-"""What an autoencoder does with vectors: its figures on held-out ones, and where its features are
-strongest."""
+"""Measure an autoencoder on held-out vectors, and find the strongest records of each feature."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from featuremill.steps.autoencoders.encode import Encoded, Encoder
 from featuremill.steps.autoencoders.vectors import is_held_out
 
 FAR = 4
-"""Median distances. dictionary_learning leaves out vectors of 10 median norms; fewer make most of
-the variance where one vector in 16 is as far."""
+"""The distance of far vectors, in median distances. dictionary_learning excludes vectors beyond 10
+median norms; at 4, one far vector in 16 has most of the variance."""
 MOST_OF_FEW = 0.5
 MOST_RECORDS = 5
-"""Records that are listed for each feature."""
+"""The number of records that are listed per feature."""
 
 
 Strongest: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]"
@@ -26,42 +25,41 @@ Strongest: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[An
 
 
 class Held(NamedTuple):
-    """Measured on held-out records."""
+    """The metrics on held-out records."""
 
     fvu: float
     """Fraction of variance unexplained: squared error over variance."""
     l0: float
-    """Active features of a vector."""
+    """The mean number of active features per vector."""
     dead: float
-    """Share of the features that are active in none of these vectors."""
+    """The share of features that are active in none of these vectors."""
     records: int
     vectors: int
     num_far: int
-    """Vectors that are FAR times as far from the decoder's bias as the median one."""
+    """The number of far vectors: more than FAR median distances from the decoder's bias."""
     share_far: float
-    """Share of the variance that these make."""
+    """The share of far vectors in the variance."""
     fvu_near: float
-    """FVU of the others."""
+    """The FVU of the other vectors."""
 
     @property
     def is_of_few(self) -> bool:
-        """Whether few vectors make most of the variance, and so the FVU."""
+        """Whether few vectors have most of the variance, and so determine the FVU."""
         return self.share_far > MOST_OF_FEW
 
 
 class Top(NamedTuple):
-    """The records in which each feature is strongest; T of them, the strongest first."""
+    """The T records with the highest value of each feature, highest first."""
 
     values_MT: npt.NDArray[np.float32]
     ids_MT: npt.NDArray[np.object_]
     places_MT: npt.NDArray[np.int32]
-    """Which of the record's vectors it is, from 0."""
+    """The index of the vector in the record."""
     frequency_M: npt.NDArray[np.float64]
-    """Share of all vectors in which it is active."""
+    """The share of all vectors in which the feature is active."""
 
     def records_of(self, feature: int) -> list[tuple[str, float, int]]:
-        """Return the ids of the records in which a feature is active, with its values and
-        places."""
+        """Return the ids of a feature's strongest records, with values and indices of vectors."""
         of_feature = (self.values_MT[feature].tolist(), self.places_MT[feature].tolist())
         rows = zip(self.ids_MT[feature], *of_feature, strict=True)
         return [(id, value, number) for id, value, number in rows if value > 0]
@@ -77,7 +75,7 @@ class _Sums:
         self.is_met_M = torch.zeros(num_features, dtype=torch.bool)
 
     def add(self, shifted_VD: torch.Tensor, error_VD: torch.Tensor) -> None:
-        """Add vectors, from which the decoder's bias is taken, and their errors."""
+        """Add vectors minus the decoder's bias, and their errors."""
         squares_V = shifted_VD.square().sum(1)
         self._far = self._far or FAR**2 * float(squares_V.median())  # of the first block
         is_near_V = squares_V <= self._far
@@ -94,7 +92,7 @@ class _Sums:
 
 
 class _Spread:
-    """The sums of vectors, and of squares."""
+    """Sums of vectors and squares."""
 
     def __init__(self, width: int) -> None:
         self.num, self.sums_D, self.squares, self.error = 0, np.zeros(width), 0.0, 0.0
@@ -115,8 +113,8 @@ class _Spread:
 
 
 @torch.no_grad()
-def look(encoder: Encoder) -> tuple[Held, Top]:
-    """Return the figures of the held-out records, and the strongest records of each feature."""
+def measure(encoder: Encoder) -> tuple[Held, Top]:
+    """Return the metrics on held-out records, and the strongest records of each feature."""
     options, vectors = encoder.card.options, encoder.vectors
     held_out = is_held_out(vectors, options.held_out, options.seed)
     sums = _Sums(vectors.column.width, options.features)
@@ -151,8 +149,8 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
 
 
 def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Strongest:
-    """Return the strongest records of each feature among the earlier ones and those of a block; on
-    a tie, those whose ids sort first, so that the order of the run's rows does not count."""
+    """Return the strongest records of each feature among earlier ones and a block. Ties are sorted
+    by id, so that the result does not depend on the order of rows."""
     highest_RM = block.highest(num_features)
     ids_R = np.array(block.ids, object)
     by_id_R = np.argsort(ids_R, kind="stable")

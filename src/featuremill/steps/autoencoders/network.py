@@ -1,13 +1,13 @@
-"""The autoencoder, computed by torch.
+"""The network of a sparse autoencoder, in torch.
 
-A vector x has the features z = f((x - b_dec) W_enc + b_enc) and is rebuilt as z W_dec + b_dec. What
-f is depends on the kind:
+A vector x has the features z = f((x - b_dec) W_enc + b_enc), and its reconstruction is
+z W_dec + b_dec. f depends on the kind:
 
 * topk: ReLU of the k largest (Gao et al. 2024, arXiv:2406.04093);
 * relu: ReLU, trained with a penalty on the sum of the features (L1; Bricken et al. 2023, "Towards
   monosemanticity");
-* jumprelu: the numbers above a threshold of each feature, which is trained with a penalty on their
-  count (L0; Rajamanoharan et al. 2024, arXiv:2407.14435).
+* jumprelu: the numbers above a trained threshold per feature, with a penalty on their count (L0;
+  Rajamanoharan et al. 2024, arXiv:2407.14435).
 
 Shapes: B vectors, D their width, M features, K active ones.
 """
@@ -24,15 +24,15 @@ Tensors = Mapping[str, Tensor]
 AUXILIARY = 1 / 32
 """Weight of the auxiliary loss of dead features (Gao et al., A.2)."""
 FIRST_THRESHOLD = 0.01
-"""Of each feature, before the training; as in SAELens."""
+"""The initial threshold of each feature, as in SAELens."""
 
 
 class Form(NamedTuple):
-    """What makes features of a vector, beside the tensors."""
+    """The activation function of an autoencoder."""
 
     kind: str
     k: int = 0
-    """The most active features of a topk."""
+    """The largest number of active features of `topk`."""
     subtracts: bool = True
     """Whether b_dec is subtracted from x first."""
 
@@ -49,7 +49,7 @@ def sizes(width: int, num_features: int, kind: str = "topk") -> dict[str, tuple[
 
 
 def initialise(tensors: Tensors, seed: int) -> None:
-    """Give each decoder row a random direction, and the encoder the same ones."""
+    """Initialise the rows of the decoder with random directions, and the encoder with the same."""
     generator = torch.Generator().manual_seed(seed)
     weights = tensors["W_dec"]
     drawn = torch.empty(weights.shape)
@@ -68,7 +68,7 @@ def pre_activations(tensors: Tensors, x_BD: Tensor, subtracts: bool = True) -> T
 
 
 def largest(pre_BM: Tensor, k: int) -> Tensor:
-    """Return the k largest numbers of each vector where they are above 0, and 0 elsewhere."""
+    """Return the k largest numbers of each vector if they are above 0, and 0 elsewhere."""
     top = pre_BM.topk(k, dim=-1, sorted=False)
     return spread(top.values.relu(), top.indices, pre_BM.shape[1])
 
@@ -86,11 +86,10 @@ def features(tensors: Tensors, x_BD: Tensor, form: Form) -> Tensor:
 def penalised(
     tensors: Tensors, pre_BM: Tensor, form: Form, bandwidth: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the features (B, M) for a training, and the sum over B of what their kind
-    penalises."""
+    """Return the features (B, M) in a training, and the sum over B of their penalty or None."""
     if form.kind == "topk":
         return largest(pre_BM, form.k), None
-    if form.kind == "relu":  # the rows of W_dec have length 1, so no feature evades its penalty
+    if form.kind == "relu":  # rows of W_dec have length 1, so features cannot shrink for free
         z_BM = pre_BM.relu()
         return z_BM, z_BM.float().sum()
     z_BM, num_active = _Jump.apply(  # type: ignore[no-untyped-call]
@@ -100,11 +99,11 @@ def penalised(
 
 
 class _Jump(torch.autograd.Function):
-    """The numbers above a threshold, and how many these are.
+    """The numbers above a threshold, and their count.
 
-    Neither changes smoothly with the threshold. Its gradient is estimated from the numbers within
-    half a bandwidth of it (equations 11 and 12 of arXiv:2407.14435, with a rectangle as kernel).
-    The estimate does not reach the numbers themselves.
+    Neither is differentiable by the threshold. Its gradient is estimated from the numbers within
+    half a bandwidth of it (equations 11 and 12 of arXiv:2407.14435, with a rectangular kernel).
+    The count has no gradient for the numbers.
     """
 
     @staticmethod
@@ -128,12 +127,12 @@ class _Jump(torch.autograd.Function):
 
 
 def rebuilt(tensors: Tensors, z_BM: Tensor) -> Tensor:
-    """Return the vectors (B, D) that features rebuild."""
+    """Return the reconstruction (B, D) of features."""
     return z_BM @ tensors["W_dec"] + tensors["b_dec"]
 
 
 def spread(values_BK: Tensor, indices_BK: Tensor, num_features: int) -> Tensor:
-    """Return the values at their features, (B, M), and 0 elsewhere."""
+    """Return a matrix (B, M) with the values at their features, and 0 elsewhere."""
     empty = values_BK.new_zeros(len(values_BK), num_features)
     return empty.scatter(1, indices_BK, values_BK)
 
@@ -141,8 +140,7 @@ def spread(values_BK: Tensor, indices_BK: Tensor, num_features: int) -> Tensor:
 def auxiliary_error(
     tensors: Tensors, pre_BM: Tensor, error_BD: Tensor, is_dead_M: Tensor, num_dead: int
 ) -> Tensor:
-    """Return the sum of squares of the error that remains after dead features rebuild the error of
-    the others; scaled down if few are dead."""
+    """Return the squared error of `error_BD` reconstructed from dead features, scaled."""
     most = max(1, error_BD.shape[1] // 2)
     k = min(most, num_dead)
     top = pre_BM.masked_fill(~is_dead_M, -torch.inf).topk(k, sorted=False)

@@ -1,9 +1,8 @@
-"""The network that computed a run's vectors, by name, and the place in it of each column.
+"""Find the network that computed a run's vectors, and the hook point of each column.
 
-A workload may have `hooks(options, weights)`, which returns what TransformerLens calls the states
-in each column, or None for a network that is none of language; and
-`spans(payload, options, weights)`, which returns the bytes of a payload that each vector stands
-for.
+A workload may have `hooks(options, weights)`, which returns TransformerLens' names of the hook
+points of columns, or None for networks other than language models; and
+`spans(payload, options, weights)`, which returns the bytes of a payload for each vector.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from featuremill.kit.workloads import Weights, find_workload, read_weights
 IN_CACHE = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/")
 """The folder of a model in the cache of Hugging Face."""
 SMALL_FILES = (".json", ".txt", ".model")
-"""Of a model's folder: those with the vocabulary and the number of layers."""
+"""Suffixes of a model's config and vocabulary files."""
 
 
 class Origin(NamedTuple):
     """The network of a run's vectors."""
 
     model: str = ""
-    """The network's name; "" where it is none of language, or is not known."""
+    """The network's name; "" if it is unknown or not a language model."""
     hooks: Mapping[str, str] = {}
-    """The place in the network by column."""
+    """The hook point by column."""
 
 
 class Computed(NamedTuple):
@@ -42,11 +41,11 @@ class Computed(NamedTuple):
     options: Any
     model: str
     weights: Weights | None
-    """None where the weights are no longer here, or are others."""
+    """The weights; None if they are missing or were changed."""
 
 
 def computed(root: Path) -> Computed | None:
-    """Return the workload of the run in `root` with its weights; None if it is not installed."""
+    """Return the workload, options and weights of a run; None if the workload is not installed."""
     results = Results(root)
     plan = results.read_plan()
     try:
@@ -54,7 +53,7 @@ def computed(root: Path) -> Computed | None:
         model: type[Any] = workload.Options
         options = model.model_construct(**{**plan.execution, **plan.settings.options})
         name = workload.weights(options) or ""
-    except (UserError, AttributeError):  # of another version, which lacks an option
+    except (UserError, AttributeError):  # another version lacks an option
         return None
     weights = None
     if plan.weights:
@@ -76,8 +75,8 @@ def _is_unchanged(path: Path) -> bool:
     )
 
 
-def of(root: Path) -> Origin:
-    """Return the origin of the vectors of the run in `root`, as far as it is known."""
+def find(root: Path) -> Origin:
+    """Return the origin of the vectors of the run in `root`; fields are empty if unknown."""
     run = computed(root)
     if run is None or run.weights is None or not hasattr(run.workload, "hooks"):
         return Origin()
@@ -86,7 +85,7 @@ def of(root: Path) -> Origin:
 
 
 def name_of(model: str) -> str:
-    """Return the name of a model as others write it: that on Hugging Face, or of its folder."""
+    """Return the name of a model on Hugging Face, or the name of its folder."""
     if match := IN_CACHE.search(model):
         return f"{match['owner']}/{match['name']}"
     path = Path(model).expanduser()

@@ -1,4 +1,4 @@
-"""The page of an autoencoder: its quality, its training, and its features."""
+"""Write the page of an autoencoder: quality, training and features."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from featuremill.steps.autoencoders.texts import Contexts, Names
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
-"""Features on the page: the most frequent ones."""
+"""The number of features on the page, the most frequent ones."""
 MOST_POINTS = 400
 MOST_TEXT = 60
-"""Letters of a record's description."""
+"""The most letters of a record's description."""
 MOST_ROWS = 30
-"""Features that are visible without unfolding."""
+"""The number of features that are not folded."""
 MANY_DEAD = 0.2
 """The share of dead features above which the page warns."""
 TERMS = (
@@ -69,7 +69,7 @@ def write_page(
         for feature in order[:MOST_FEATURES]
     ]
     options, source = card.options, card.source
-    dead = _of_dead(held.dead, options.features, card.counts["vectors"])
+    dead = _dead_advice(held.dead, options.features, card.counts["vectors"])
     each = "a residue" if source.is_per_residue else "a record"
     write_of(
         path,
@@ -102,14 +102,14 @@ def write_page(
 
 
 def _active_at_most(options: Options) -> str:
-    """Return what limits the number of active features."""
+    """Return a phrase on the limit of active features."""
     if options.kind == "topk":
         return f"{options.k} of them active at most"
     return f"active by {options.kind} with a penalty of {options.sparsity:g}"
 
 
 def of_few(held: Held) -> str:
-    """Return a warning where few vectors make most of the variance."""
+    """Return a warning if few vectors have most of the variance, else ""."""
     if not held.is_of_few:
         return ""
     return (
@@ -124,8 +124,8 @@ def _percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
-def _of_dead(dead: float, num_features: int, num_vectors: int) -> str:
-    """Return advice about dead features if they are many."""
+def _dead_advice(dead: float, num_features: int, num_vectors: int) -> str:
+    """Return advice if there are many dead features, else ""."""
     if dead < MANY_DEAD:
         return ""
     return (

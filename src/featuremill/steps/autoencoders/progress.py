@@ -1,4 +1,4 @@
-"""The progress of a training, from its training.jsonl: one line for every hundred steps."""
+"""Show the progress of a training from training.jsonl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featuremill.kit.locks import try_lock
 from featuremill.kit.text import clock
 
 TRAINING, CARD, LOCK = "training.jsonl", "sae.json", ".lock"
-"""Written during a training, written last, and locked during it."""
+"""Files of a training: the log, the card that is written last, and the lock."""
 NOT_DONE = 1
 """The exit status before the training is done."""
 
@@ -51,7 +51,7 @@ def _is_at_work(folder: Path) -> bool:
 
 
 def line_of(row: dict[str, Any] | None, is_done: bool = False) -> str:
-    """Return one line of training.jsonl for people."""
+    """Format a line of training.jsonl."""
     if row is None:
         return "no step yet"
     parts = [

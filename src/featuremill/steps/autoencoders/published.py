@@ -1,4 +1,4 @@
-"""A published autoencoder: a folder in SAELens' layout, which was not trained here."""
+"""Read published autoencoders: folders in SAELens' layout without sae.json."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from featuremill.steps.autoencoders.card import ARCHITECTURES, CONFIG, WEIGHTS
 from featuremill.steps.autoencoders.origin import Origin
 
 EARLY_NAMES = {"hook_point": "hook_name", "activation_fn_str": "activation_fn"}
-"""Keys of cfg.json before SAELens 6, and what they were called since."""
+"""Names of keys in cfg.json before SAELens 6, with the new names."""
 KINDS = {architecture: kind for kind, architecture in ARCHITECTURES.items()}
 
 
 class Published(NamedTuple):
-    """The content of its files."""
+    """The content of a published autoencoder."""
 
     folder: Path
     form: network.Form
@@ -29,11 +29,10 @@ class Published(NamedTuple):
     sha256: str
     model: str
     hook: str
-    """The place in the network whose states it rebuilds; "" if cfg.json has none."""
+    """The hook point of the network whose states it encodes; "" if cfg.json has none."""
 
     def refuse_other(self, root: Path, origin: Origin, column: str) -> None:
-        """Raise UserError unless the vectors in a column of the run in `root` are of this network
-        and place."""
+        """Raise UserError if a column of the run in `root` is of another network or hook point."""
         hook = origin.hooks.get(column, "")
         pairs = (("model", self.model, origin.model), ("hook", self.hook, hook))
         for what, its, of_run in pairs:
@@ -45,7 +44,7 @@ class Published(NamedTuple):
                 )
 
     def column_in(self, root: Path, origin: Origin) -> str:
-        """Return the column of a run that has the states of its place."""
+        """Return the column of a run with the states of the hook point."""
         columns = [name for name, hook in origin.hooks.items() if hook == self.hook]
         if not columns:
             raise UserError(
@@ -57,7 +56,7 @@ class Published(NamedTuple):
 
 
 def _plain(name: str) -> str:
-    """Return a model's name without its owner."""
+    """Return a model's name without the owner."""
     return name.rpartition("/")[2].lower()
 
 
@@ -65,7 +64,7 @@ def read(folder: Path) -> Published:
     """Return the autoencoder in `folder`.
 
     Raises:
-        UserError: there is none, or it is of a kind that is not computed here.
+        UserError: the folder has no autoencoder, or its kind is not supported.
     """
     refuse_without_packages(card.Needs)
     config = _config(folder / CONFIG)
@@ -83,7 +82,7 @@ def read(folder: Path) -> Published:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Return the keys of a cfg.json, of any version, with those of its metadata."""
+    """Return the keys of cfg.json and of its metadata, with the names of SAELens 6."""
     try:
         content = json.loads(path.read_text("utf-8"))
         every = {**(content.get("metadata") or {}), **content}
@@ -111,7 +110,7 @@ def _kind(folder: Path, config: Mapping[str, Any]) -> str:
     """Return the kind of the autoencoder.
 
     Raises:
-        UserError: it computes something else.
+        UserError: the kind is not supported.
     """
     architecture = config.get("architecture", "standard")
     if architecture not in KINDS:
@@ -135,7 +134,7 @@ def _kind(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return the tensors of these `shapes` in the file `path`, in fp32."""
+    """Return the tensors in the file `path` in fp32, after a check of their `shapes`."""
     from safetensors.torch import load_file
 
     try:

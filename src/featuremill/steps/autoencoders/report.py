@@ -1,4 +1,4 @@
-"""report: the quality of an autoencoder on held-out records, and its features."""
+"""`sae report`: write the page of an autoencoder and features.tsv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featuremill.kit.runs import Results
 from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
 from featuremill.steps.autoencoders.encode import Encoder
-from featuremill.steps.autoencoders.measured import Held, Top, look
+from featuremill.steps.autoencoders.measured import Held, Top, measure
 from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.texts import (
     NOTHING,
@@ -30,10 +30,10 @@ log = logging.getLogger("featuremill.sae")
 def report(
     run: Path, sae: Path, output: Path | None, takes_any_recipe: bool, threads: int
 ) -> tuple[Held, Top]:
-    """Write the page, and features.tsv beside it.
+    """Write the page, and features.tsv in the same folder.
 
     Raises:
-        UserError: run or autoencoder cannot be used.
+        UserError: the run or the autoencoder is wrong.
     """
     from featuremill.steps.autoencoders.page import of_few, write_page
 
@@ -42,7 +42,7 @@ def report(
     page = output or sae / PAGE
     if page.suffix != ".html":
         raise UserError(f"{page}: the page is an .html; give a name that ends so.")
-    held, top = look(encoder)
+    held, top = measure(encoder)
     ids_M = [[id for id, *_ in top.records_of(n)] for n in range(len(top.ids_MT))]
     vectors = encoder.vectors
     names = names_of(Results(vectors.root).records, ids_M)

@@ -1,5 +1,5 @@
-"""Texts of the strongest records of each feature: descriptions, the words that these share, and the
-tokens or residues at which a feature is strongest, with the text around them."""
+"""Texts of the strongest records of each feature: descriptions and their common words, and the
+tokens or residues with the highest values, with context."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from featuremill.steps.autoencoders import origin
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 SHARED = 3
-"""The fewest of a feature's strongest records that share a word."""
+"""The least number of a feature's strongest records with a common word."""
 ENRICHED = 5
-"""How many times as frequent a word must be as among all records."""
+"""The least ratio of a word's frequency to that among all records."""
 MOST_WORDS = 5
 AROUND_BYTES = 60
-"""Of a text, on either side of a token; what is left of a word at the edge is not shown."""
+"""The bytes of text on either side of a token; incomplete words at the ends are removed."""
 AROUND_RESIDUES = 12
 OF_RESIDUES = "residues"
-"""How columns begin that have a vector a letter."""
+"""The prefix of columns with a vector per letter."""
 LINE_BREAK = b"\n"
-"""Ends the letters of a sequence whose payload has more than these."""
+"""Ends the letters of a sequence in payloads with further lines."""
 
 
 class Names(NamedTuple):
-    """The texts of some records, by feature."""
+    """The descriptions and words of the strongest records."""
 
     descriptions: dict[str, str]
-    """By id."""
+    """The description of each id."""
     words_M: list[list[str]]
-    """The words in most of a feature's records come first, then the rarest."""
+    """The common words of each feature, by decreasing number of records and then rarity."""
 
 
 def names_of(records_path: Path, ids_M: Sequence[Sequence[str]]) -> Names:
-    """Return the descriptions of each feature's records, and the words that are enriched in
-    them."""
+    """Return the descriptions of each feature's records, and their enriched words."""
     wanted = {id for ids in ids_M for id in ids}
     descriptions = {id: text for id, text in _descriptions(records_path) if id in wanted}
     shared_M = []
@@ -83,7 +82,7 @@ def _words(text: str) -> set[str]:
 
 
 class Context(NamedTuple):
-    """A place in a record, with the text on either side. Each is on one line."""
+    """A token or residue with the text on either side; each text is one line."""
 
     before: str
     at: str
@@ -91,14 +90,14 @@ class Context(NamedTuple):
 
 
 NOTHING = Context("", "", "")
-Place = tuple[str, int]
-"""The id of a record, and the number of a vector in it, from 0."""
-Contexts = dict[Place, Context]
+Position = tuple[str, int]
+"""The id of a record, and the index of a vector in it."""
+Contexts = dict[Position, Context]
 
 
-def contexts_of(root: Path, column: str, places: Iterable[Place]) -> Contexts:
-    """Return the contexts of those `places` of the run in `root` whose record is in its store, and
-    of whose vectors it is known what they stand for."""
+def contexts_of(root: Path, column: str, places: Iterable[Position]) -> Contexts:
+    """Return the contexts of `places` in the run in `root`; not of records without a shard, or of
+    columns without spans."""
     within: dict[str, set[int]] = {}
     for id, number in places:
         within.setdefault(id, set()).add(number)
@@ -114,26 +113,25 @@ def contexts_of(root: Path, column: str, places: Iterable[Place]) -> Contexts:
 
 
 class _Spans:
-    """Which bytes of a payload each vector of a column stands for."""
+    """Maps the vectors of a column to bytes of the payload."""
 
     def __init__(self, root: Path, column: str) -> None:
         self.is_of_residues = column.startswith(OF_RESIDUES)
         self._run = origin.computed(root)
 
     def __call__(self, payload: bytes) -> Sequence[slice]:
-        """Return the bytes of each vector; nothing where that is not known."""
+        """Return the bytes of each vector; empty if unknown."""
         run = self._run
         if run and run.weights and hasattr(run.workload, "spans"):
             spans: Sequence[slice] | None = run.workload.spans(payload, run.options, run.weights)
             return spans or ()
-        if self.is_of_residues and LINE_BREAK not in payload:  # letters, and nothing else
+        if self.is_of_residues and LINE_BREAK not in payload:  # the payload has only letters
             return [slice(at, at + 1) for at in range(len(payload))]
         return ()
 
 
 def _payloads(results: Results, ids: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the payloads of those records that are in the run's own shards, with their bytes as
-    planned."""
+    """Yield ids and payloads of the records that are in the run's shards."""
     wanted = pa.array(sorted(ids), pa.string())
     tables: dict[str, pa.Table | None] = {}
     for batch in read_records(results.records, [*WHOLE, "sha256", "shard", "row"]):
@@ -154,7 +152,7 @@ def _payloads(results: Results, ids: Iterable[str]) -> Iterator[tuple[str, bytes
 
 
 def _shard(results: Results, shard: str | None) -> pa.Table | None:
-    """Return the shard of a name; None where it was removed, or its values are of another store."""
+    """Return the table of a shard; None if it was removed or is in another store."""
     try:
         with pa.memory_map(str(results.shard(shard or "none"))) as file:
             return pa.ipc.open_file(file).read_all()
@@ -174,7 +172,7 @@ def _context(payload: bytes, at: slice, is_text: bool) -> Context:
 
 
 def _edge(piece: bytes, side: int) -> int:
-    """Return where the first whole word of a piece begins, or (-1) where the last one ends."""
+    """Return the start of a piece's first complete word or, if `side` < 0, the last's end."""
     position = piece.find(b" ") if side > 0 else piece.rfind(b" ")
     if position < 0:
         return 0 if side > 0 else len(piece)
@@ -182,4 +180,4 @@ def _edge(piece: bytes, side: int) -> int:
 
 
 def _line(piece: bytes) -> str:
-    return one_line(piece.decode("utf-8", "ignore"))  # an edge may cut a letter
+    return one_line(piece.decode("utf-8", "ignore"))  # letters at the ends may be incomplete

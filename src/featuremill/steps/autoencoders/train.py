@@ -1,4 +1,4 @@
-"""train: a sparse autoencoder on the vectors of a finished run."""
+"""`sae train`: train a sparse autoencoder on the vectors of a finished run."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ from featuremill.steps.autoencoders.card import (
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 
-SAY_SECONDS = 10.0
+LOG_SECONDS = 10.0
 VECTORS_A_FEATURE = 10
-"""Fewer vectors for each feature are too few: of 512 features trained on 811 vectors, 70 % were
-dead."""
+"""The least number of vectors per feature; with 1.6 per feature, 70 % were dead."""
 log = logging.getLogger("featuremill.sae")
 
 
@@ -47,28 +46,28 @@ class Arguments(NamedTuple):
     output: Path
     options: Options
     gpus: int
-    """Number of ranks."""
+    """The number of ranks."""
     devices: str
-    """The GPUs to take them from, with commas between them; "" for any."""
+    """A comma-separated list of GPUs to choose from; "" for any."""
     device: Choice
     threads: int
     checkpoint_minutes: float
     words: Sequence[str]
-    """As typed, for the ranks, without the device."""
+    """The words of the command for the ranks, without the device."""
 
 
 def train(arguments: Arguments) -> None:
-    """Train, or continue from a checkpoint, on devices of a lease.
+    """Train, or resume from a checkpoint, on leased devices.
 
     Raises:
-        UserError: run, options or output cannot be used.
+        UserError: the run, an option or the output is wrong.
     """
     refuse_without_packages(card.Needs)
     from featuremill.steps.autoencoders import ranks
 
-    if ranks.is_one():
+    if ranks.is_rank():
         try:
-            _one(arguments, arguments.device)
+            _train_as_rank(arguments, arguments.device)
         except Exception as error:
             ranks.leave(error)
         return
@@ -85,7 +84,7 @@ def train(arguments: Arguments) -> None:
             for name, value in held.environment.items():
                 environment.Variable(name).set(value)
             kind = held.devices[0].kind
-            needed = estimate.of(arguments.options, vectors, arguments.gpus)
+            needed = estimate.estimated(arguments.options, vectors, arguments.gpus)
             log.info("%s, %s", counted(arguments.gpus, "rank"), needed.text(kind))
             _refuse_too_large(arguments, needed.device, held.devices)
             if arguments.gpus > 1:
@@ -94,7 +93,7 @@ def train(arguments: Arguments) -> None:
                 return
             del vectors
             try:
-                _one(arguments, kind)
+                _train_as_rank(arguments, kind)
             except Exception as error:
                 if not ranks.is_of_device(error):
                     raise
@@ -106,8 +105,7 @@ def train(arguments: Arguments) -> None:
 
 
 def _refuse_too_large(arguments: Arguments, num_bytes: int, devices: Sequence[Device]) -> None:
-    """Refuse a training that needs more memory than a GPU has; the memory of a CPU is not
-    checked."""
+    """Raise UserError if a training does not fit in the memory of a GPU; CPUs are not checked."""
     smallest = min(devices, key=lambda device: device.memory_mb)
     has_bytes = smallest.memory_mb * 2**20
     if 0 < has_bytes < num_bytes:
@@ -123,7 +121,7 @@ def _refuse_second(output: Path) -> NoReturn:
 
 
 def source_of(vectors: Parts) -> Source:
-    """Return the card's entry about vectors."""
+    """Return the card's entry on the vectors."""
     return Source(
         run=str(vectors.root),
         recipe=vectors.recipe,
@@ -136,7 +134,7 @@ def source_of(vectors: Parts) -> Source:
 
 
 def few_vectors(num_vectors: int, num_features: int) -> str:
-    """Return a warning if there are few vectors for so many features; "" otherwise."""
+    """Return a warning if there are few vectors per feature, else ""."""
     if num_vectors >= VECTORS_A_FEATURE * num_features:
         return ""
     return (
@@ -146,26 +144,26 @@ def few_vectors(num_vectors: int, num_features: int) -> str:
 
 
 def _is_done(arguments: Arguments, vectors: Parts) -> bool:
-    """Return whether exactly this training is finished.
+    """Return whether this training is finished.
 
     Raises:
-        UserError: the folder has another one, or its checkpoint.
+        UserError: the folder has the files of another training.
     """
     from featuremill.steps.autoencoders.training import metadata_of
 
-    ours = card.identity(arguments.options, source_of(vectors))
+    expected = card.identity(arguments.options, source_of(vectors))
     done = card.Card.find(arguments.output / CARD)
     if done:
-        theirs = card.identity(done.options, done.source)
-        card.refuse_other(arguments.output, "autoencoder", theirs, ours)
+        existing = card.identity(done.options, done.source)
+        card.refuse_other(arguments.output, "autoencoder", existing, expected)
         log.info("%s is trained already.", arguments.output)
     elif (path := arguments.output / CHECKPOINT).exists():
-        card.refuse_other(arguments.output, "checkpoint", metadata_of(path)["identity"], ours)
+        card.refuse_other(arguments.output, "checkpoint", metadata_of(path)["identity"], expected)
     return done is not None
 
 
-def _one(arguments: Arguments, kind: str) -> None:
-    """Run as one rank."""
+def _train_as_rank(arguments: Arguments, kind: str) -> None:
+    """Train as one rank."""
     import torch
 
     from featuremill.steps.autoencoders.ranks import Ranks
@@ -200,7 +198,7 @@ def _one(arguments: Arguments, kind: str) -> None:
         trainer.begin()
     if is_first:
         rows = _Rows(output / TRAINING, trainer.step)
-    saved = said = time.monotonic()
+    saved = logged = time.monotonic()
     try:
         for row in trainer.run():
             if not is_first:
@@ -208,8 +206,8 @@ def _one(arguments: Arguments, kind: str) -> None:
             now = time.monotonic()
             if row:
                 rows.add(row)
-            if row and now - said >= SAY_SECONDS:
-                said = now
+            if row and now - logged >= LOG_SECONDS:
+                logged = now
                 log.info("%s", line_of(row))
             if now - saved >= arguments.checkpoint_minutes * 60 and trainer.step < options.steps:
                 trainer.save(output / CHECKPOINT, identity)
@@ -246,9 +244,9 @@ def _finish(
 
     with delivering(output / WEIGHTS) as temporary:
         save_file(tensors, temporary)
-    made_of = origin.of(Path(source.run))
-    hook = made_of.hooks.get(source.column, "")
-    card.write_config(output / CONFIG, options, source.width, made_of.model, hook)
+    network_of_run = origin.find(Path(source.run))
+    hook = network_of_run.hooks.get(source.column, "")
+    card.write_config(output / CONFIG, options, source.width, network_of_run.model, hook)
     content = card.Card(
         version=card.Card.NEWEST,
         options=options,
@@ -265,10 +263,10 @@ def _finish(
 
 
 class _Rows:
-    """training.jsonl, with a line for every few steps."""
+    """Writes training.jsonl."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Keep the lines up to `step`: the steps of later lines are computed again."""
+        """Keep the lines up to `step`, as later steps are computed again."""
         self.last: dict[str, Any] = {}
         lines = path.read_bytes().splitlines() if step and path.exists() else []
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:

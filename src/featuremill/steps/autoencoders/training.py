@@ -1,9 +1,8 @@
-"""The training: steps that 1 to 8 ranks compute to the same bits, and checkpoints.
+"""The training loop: steps with the same bits for 1 to 8 ranks, and checkpoints.
 
-Every rank holds all parameters. A batch is computed in eight slices, by any rank. Their gradients
-are added in pairs, first within a rank and then between ranks, so the sum has one order. Counts of
-the batch are in the same buffer: each rank gets loss, variance, activity and requests to stop, and
-no rank waits for a message alone.
+Each rank has all parameters. A batch is computed in eight slices. Their gradients are added in
+pairs, first within a rank and then between ranks, so that the order of the sum is fixed. Counts are
+in the same buffer, so that all ranks get loss, variance, activity and requests to stop at once.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ from featuremill.steps.autoencoders.ranks import Ranks
 from featuremill.steps.autoencoders.vectors import Chosen, Order
 
 LOG_STEPS, LEAST_STEPS, LINES = 100, 10, 20
-"""The most and the fewest steps of a line of training.jsonl, and the number of lines between these
-limits."""
+"""The largest and smallest number of steps per line of training.jsonl, and the number of lines
+between these limits."""
 SAMPLE = 2**14
-"""Vectors that determine the data's centre and scale."""
+"""The number of vectors from which centre and scale are computed."""
 DECAY = 0.2
-"""The last share of the steps, in which the learning rate falls to 0."""
+"""The share of the steps, at the end, in which the learning rate falls to 0."""
 WARM_UP = 0.02
-"""The first share of the steps, in which it rises."""
+"""The share of the steps, at the start, in which the learning rate rises."""
 PENALTY_WARM_UP = 0.05
-"""The first share of the steps, in which the weight of a penalty rises (Anthropic's update of April
-2024 on training)."""
+"""The share of the steps, at the start, in which the weight of a penalty rises (Anthropic's update
+of April 2024 on training)."""
 BETAS, EPSILON = (0.9, 0.999), 6.25e-10
-"""Of Adam (Gao et al. 2024, A.3)."""
+"""The parameters of Adam (Gao et al. 2024, A.3)."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALARS = ("squares", "error", "loss", "active", "stop")
-"""Sums over a batch: squares of the centred vectors, of the remaining error, the loss, active
-features, and the number of ranks that were asked to stop."""
+"""Sums over a batch: squares of the centred vectors, squared error, loss, active features, and the
+number of ranks with a request to stop."""
 
 
-class Stopped(Exception):  # noqa: N818  (no error: the user asked for it)
-    """All ranks stopped after the same step; the checkpoint is of that step."""
+class Stopped(Exception):  # noqa: N818  (not an error: requested by the user)
+    """All ranks stopped after the same step, and wrote its checkpoint."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(number, step)
@@ -69,7 +68,7 @@ class Stopped(Exception):  # noqa: N818  (no error: the user asked for it)
 
 
 class Buffers:
-    """A flat buffer of everything that ranks add up, with views of its parts."""
+    """A flat buffer of the gradients and counts that ranks add up, with views of its parts."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         """`shapes` are those of the parameters."""
@@ -97,7 +96,7 @@ class Window(NamedTuple):
     num_steps: int = 0
 
     def row(self, batch: int) -> dict[str, float]:
-        """Return the means: loss a step, FVU, active features a vector."""
+        """Return the means: loss per step, FVU and active features per vector."""
         squares, error, loss, active, _ = self.scalars.tolist()
         num = max(1, self.num_steps * batch)
         variance = squares - float(self.sums_D @ self.sums_D) / num
@@ -109,7 +108,7 @@ class Window(NamedTuple):
 
 
 class Trainer:
-    """One rank of a training."""
+    """Trains as one rank."""
 
     def __init__(self, options: Options, vectors: Chosen, width: int, ranks: Ranks) -> None:
         """Start at step 0."""
@@ -117,7 +116,7 @@ class Trainer:
         self._order = Order(len(vectors), options.seed)
         self.device = ranks.device
         self._buffers: list[Buffers] = []
-        """One for each level of the sum, as many as are needed."""
+        """The buffers, one for each level of the sum in pairs."""
         self._width = width
         self._received: Tensor | None = None
         self.step, self.seconds = 0, 0.0
@@ -139,7 +138,7 @@ class Trainer:
         self._stop_signal = 0
 
     def begin(self) -> None:
-        """Initialise the parameters from the seed and the first vectors of the order."""
+        """Initialise the parameters from the seed and the first vectors."""
         sample = self._vectors.take(self._order.vectors(0, min(SAMPLE, len(self._vectors))))
         center = sample.mean(0, dtype=np.float64)
         length = np.sqrt(np.einsum("nd,nd->n", sample, sample, dtype=np.float64)).mean()
@@ -155,11 +154,10 @@ class Trainer:
     # ---- steps ----
 
     def run(self) -> Iterator[dict[str, Any] | None]:
-        """Take all remaining steps; yield a line of training.jsonl after the steps that have one,
-        and None after the others.
+        """Run all remaining steps; yield a line of training.jsonl, or None, after each step.
 
         Raises:
-            Stopped: a rank was asked to stop, and all ranks have its request.
+            Stopped: a rank got a request to stop, and all ranks have stopped.
         """
         with self._signals(), ThreadPoolExecutor(1, "read") as reader:
             ahead = reader.submit(self._read, self.step, self._slices().start)
@@ -173,11 +171,11 @@ class Trainer:
                     self._add_slice(number, x_BD)
                 self._update()
                 self.seconds += time.monotonic() - begun
-                yield self._row() if self._is_told() else None
+                yield self._row() if self._has_line() else None
                 if self._sum.parts["scalars"][-1] > 0:
                     raise Stopped(self._stop_signal or signal.SIGTERM, self.step)
 
-    def _is_told(self) -> bool:
+    def _has_line(self) -> bool:
         """Return whether a line of training.jsonl ends with this step."""
         every = min(LOG_STEPS, max(LEAST_STEPS, self.options.steps // LINES))
         return self.step % every == 0 or self.step == self.options.steps
@@ -195,9 +193,9 @@ class Trainer:
         return self._buffers[0]
 
     def _add_slice(self, number: int, x_BD: Tensor) -> None:
-        """Add a slice's gradients and counts to those of the slices before it, in pairs of pairs:
-        after the sum of four slices in one buffer, the next two are in the second one. Sums that
-        only another rank's complete stay in a buffer each."""
+        """Add a slice's gradients and counts to those of earlier slices, in pairs of pairs: if one
+        buffer has the sum of four slices, the second has the next two. Sums that need slices of
+        other ranks keep a buffer each."""
         shares = pairs_of(self._slices())
         (before,) = (count for count, share in enumerate(shares) if number in share)
         within = number - shares[before].start
@@ -258,14 +256,14 @@ class Trainer:
         for name, tensor in self.tensors.items():
             tensor.grad = sums_of[name]
         weights_MD, gradient_MD = self.tensors["W_dec"], sums_of["W_dec"]
-        # The component that would only change the length of a row, which stays 1 (Gao et al., A.3).
+        # Remove the component that changes the length of a row, which stays 1 (Gao et al., A.3).
         along_M = torch.einsum("md,md->m", gradient_MD, weights_MD)
         gradient_MD.addcmul_(along_M[:, None], weights_MD, value=-1)
         for group in self._optimizer.param_groups:
             group["lr"] = self.options.learning_rate * self._share_of_rate()
         self._optimizer.step()
         weights_MD /= torch.linalg.vector_norm(weights_MD, dim=1, keepdim=True)
-        if "threshold" in self.tensors:  # below 0, a feature would let negative numbers through
+        if "threshold" in self.tensors:  # below 0, features could be negative
             self.tensors["threshold"].clamp_(min=0.0)
         self.since_active += 1
         self.since_active[sums_of["is_active"] > 0] = 0
@@ -300,7 +298,7 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Record a request to stop, for the end of the step."""
+        """Record requests to stop, which take effect at the end of the step."""
 
         def note(number: int, _frame: FrameType | None) -> None:
             self._stop_signal = number
@@ -318,7 +316,7 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self, path: Path, identity: dict[str, Any]) -> None:
-        """Write the checkpoint. A training that continues from it computes the same."""
+        """Write the checkpoint, from which a training resumes with the same values."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         for name, tensor in self.tensors.items():
             state = self._optimizer.state[tensor]
@@ -339,10 +337,10 @@ class Trainer:
             save_file(tensors, temporary, {"featuremill": json.dumps(metadata)})
 
     def load(self, folder: Path, identity: dict[str, Any]) -> None:
-        """Continue from the checkpoint in `folder`.
+        """Resume from the checkpoint in `folder`.
 
         Raises:
-            UserError: it is of another training, or cannot be read.
+            UserError: the checkpoint belongs to another training, or cannot be read.
         """
         path = folder / CHECKPOINT
         metadata = metadata_of(path)
@@ -365,7 +363,7 @@ class Trainer:
         )
 
     def finished(self) -> dict[str, Tensor]:
-        """Return the parameters for the run's vectors; training scaled them."""
+        """Return the parameters for the run's vectors, which the training scales."""
         scaled = ("b_enc", "b_dec", "threshold")
         return {
             name: (tensor.detach() / self.scale if name in scaled else tensor.detach()).cpu()
@@ -377,7 +375,7 @@ def metadata_of(path: Path) -> dict[str, Any]:
     """Return the metadata of the checkpoint at `path`.
 
     Raises:
-        UserError: it has none.
+        UserError: the file cannot be read, or has no metadata.
     """
     try:
         with safe_open(path, "pt") as file:

@@ -1,4 +1,4 @@
-"""What a training needs: packages, and what torchrun sets for each rank."""
+"""The packages of a training, and the environment variables that torchrun sets for ranks."""
 
 from featuremill.kit.environment import Variable
 

@@ -1,9 +1,9 @@
-"""The vectors of a training: those of the records that are not held out, and their order.
+"""Choose and shuffle the vectors of a training.
 
-The order is a keyed permutation, which depends only on seed and step. Position p of an epoch is
-mapped to a vector by a bijection that is computed, not stored. Blocks of neighbouring vectors are
-shuffled over the whole run, then vectors within a window of blocks: so a step reads from a window
-that fits the page cache, for a run of any size.
+The order is a keyed permutation that depends only on seed and step. A position of an epoch is
+mapped to a vector by a bijection that is computed, not stored. Blocks of adjacent vectors are
+shuffled over the run, and then vectors within a window of blocks, so that each step reads from a
+window that fits in the page cache.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from featuremill.features import Matrix, Parts, Rows
 
 BLOCK = 2**8
-"""Vectors of a block, which are adjacent on disk."""
+"""The number of vectors in a block, which are adjacent on disk."""
 WINDOW = 2**18
-"""Vectors of a window; a multiple of BLOCK."""
+"""The number of vectors in a window; a multiple of BLOCK."""
 ROUNDS = 6
 Places = npt.NDArray[np.uint64]
 
@@ -30,7 +30,7 @@ def mixed(numbers: Places) -> Places:
 
 
 def key_of(*words: int) -> int:
-    """Return one 64-bit key for several numbers."""
+    """Return a 64-bit key for several numbers."""
     key = np.zeros(1, np.uint64)
     for word in words:
         key = mixed(key ^ np.uint64(word % 2**64))
@@ -44,7 +44,7 @@ def permuted(places: Places, size: int, key: int) -> Places:
     bits, mask = np.uint64(half), np.uint64(2**half - 1)
     keys = mixed(np.arange(ROUNDS, dtype=np.uint64) ^ np.uint64(key))
     images = places.astype(np.uint64)
-    left = np.arange(len(images))  # indices of results not yet below `size`
+    left = np.arange(len(images))  # indices of results that are not below `size`
     while len(left):
         high, low = images[left] >> bits, images[left] & mask
         for of_round in keys:
@@ -55,26 +55,26 @@ def permuted(places: Places, size: int, key: int) -> Places:
 
 
 class Order:
-    """The vectors of a training, epoch after epoch, each once in an epoch."""
+    """The order of the vectors; each vector occurs once per epoch."""
 
     def __init__(self, num_vectors: int, seed: int) -> None:
         self._num, self._seed = num_vectors, seed
         self._num_blocks = -(-num_vectors // BLOCK)
 
     def vectors(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Return the vectors at `count` positions from `first` on, counted over all epochs."""
+        """Return the vectors at `count` positions from `first`, counted over all epochs."""
         positions = np.arange(first, first + count, dtype=np.uint64)
         epochs = positions // np.uint64(self._num)
         chosen = positions % np.uint64(self._num)
         for epoch in np.unique(epochs).tolist():
             left = np.flatnonzero(epochs == epoch)
-            while len(left):  # the last block may reach beyond the last vector
+            while len(left):  # the last block may extend beyond the last vector
                 chosen[left] = self._padded(chosen[left], epoch)
                 left = left[chosen[left] >= self._num]
         return chosen.astype(np.int64)
 
     def _padded(self, places: Places, epoch: int) -> Places:
-        """Return the images of `places` of whole blocks."""
+        """Return the images of `places` in the padded range of complete blocks."""
         block = np.uint64(BLOCK)
         windows = places // np.uint64(WINDOW)
         images = np.empty_like(places)
@@ -88,14 +88,14 @@ class Order:
 
 
 def is_held_out(parts: Parts, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Return for each row whether its record is held out: by its sha256 and the seed alone, so that
-    no edit of the input moves another record."""
+    """Return whether the record of each row is held out. It depends only on sha256 and seed, so
+    that edits of the input do not affect other records."""
     hashes = mixed(parts.hash_of_row ^ np.uint64(key_of(seed, 2)))
     return hashes < np.uint64(min(share * 2.0**64, 2**64 - 1))
 
 
 class Chosen:
-    """The vectors of some rows, numbered from 0."""
+    """The vectors of the chosen rows, numbered from 0."""
 
     def __init__(self, parts: Parts, is_chosen: npt.NDArray[np.bool_]) -> None:
         self._parts = parts
@@ -110,7 +110,7 @@ class Chosen:
         return len(self._rows)
 
     def take(self, numbers: Rows) -> Matrix:
-        """Return the vectors (n, width) of these `numbers`, in float32."""
+        """Return the vectors `numbers`, shape (n, width), in float32."""
         index = np.searchsorted(self._ends, numbers, side="right")
         rows = self._rows[index]
         return self._parts.take(rows, numbers - self._ends[index] + self._parts.num_of_row[rows])

@@ -107,20 +107,20 @@ class Sums:
         return pooled_GE.astype(np.float32)
 
 
-def pool(arguments: Arguments) -> None:
+def pool(args: Arguments) -> None:
     """Write the vectors of groups, the status of each member, and the card.
 
     Raises:
         UserError: features, table or output are wrong, or nothing is pooled.
     """
-    if arguments.output.suffix != ".parquet":
-        raise UserError(f"{arguments.output}: the table is a .parquet; give such a name.")
-    run = features.open(arguments.run_folder, arguments.vectors, choosing="--vectors")
-    grouping = _grouping(run, arguments, log)
+    if args.output.suffix != ".parquet":
+        raise UserError(f"{args.output}: the table is a .parquet; give such a name.")
+    run = features.open(args.run_folder, args.vectors, choosing="--vectors")
+    grouping = _grouping(run, args, log)
     missing_G = np.zeros(len(grouping.keys), np.int64)
     sums = Sums(len(grouping.keys), run.width)
     counts = Counter[str]()
-    card, members, table = map(Path, TABLE.files(str(arguments.output)))
+    card, members, table = map(Path, TABLE.files(str(args.output)))
     with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = TsvWriter(file, [*run.id_columns.names, *Member._fields[1:]])
@@ -131,9 +131,9 @@ def pool(arguments: Arguments) -> None:
                     missing_G[number] += 1
                 rows.row([*run.id_columns.cells(member.id), *member[1:]])
         if not counts[POOLED]:
-            raise _none_pooled(arguments, run, grouping)
-        _write(table_path, grouping, sums, missing_G, arguments.pool)
-        content = _card(arguments, run, counts)
+            raise _none_pooled(args, run, grouping)
+        _write(table_path, grouping, sums, missing_G, args.pool)
+        content = _card(args, run, counts)
         content["counts"] |= {
             "groups": int((sums.counts_G > 0).sum()),
             "groups_without_vector": int((sums.counts_G == 0).sum()),
@@ -141,31 +141,31 @@ def pool(arguments: Arguments) -> None:
             "rows_without_group": grouping.num_empty,
         }
         write_json(card, content)
-    _log_counts(arguments, content["counts"])
+    _log_counts(args, content["counts"])
 
 
-def refuse_unfit(run: Listed, arguments: Arguments) -> None:
+def refuse_unfit(run: Listed, args: Arguments) -> None:
     """Check groups before vectors are computed.
 
     Raises:
         UserError: no group has a planned record, or the table is wrong.
     """
-    grouping = _grouping(run, arguments, None)
+    grouping = _grouping(run, args, None)
     if not any(grouping.number_of(id) is not None for id, _ in run.digests()):
-        raise _none_pooled(arguments, run, grouping)
+        raise _none_pooled(args, run, grouping)
 
 
-def _grouping(run: Listed, arguments: Arguments, log: logging.Logger | None) -> Grouping:
+def _grouping(run: Listed, args: Arguments, log: logging.Logger | None) -> Grouping:
     """Return the groups of the table or of the samples; log a warning for ids without a record."""
-    if arguments.table is None:
-        return _sample_groups(run, arguments.column or SAMPLE)
-    if arguments.column is None:
-        raise UserError(f"{arguments.table}: name its column of groups with --column.")
+    if args.table is None:
+        return _sample_groups(run, args.column or SAMPLE)
+    if args.column is None:
+        raise UserError(f"{args.table}: name its column of groups with --column.")
     label_of, num_empty = labels.read(
-        arguments.table, arguments.column, None, run.id_columns, arguments.id_column, log=log
+        args.table, args.column, None, run.id_columns, args.id_column, log=log
     )
     records = labels.NamedRecords(f"record of {run.name}", run.id_columns, log)
-    label_of = labels.by_record(label_of, arguments.table, [run], records)
+    label_of = labels.by_record(label_of, args.table, [run], records)
     key_of = {id: (*run.id_columns.cells(id)[:-1], label.name) for id, label in label_of.items()}
     keys = list(dict.fromkeys(key_of.values()))
     number = {key: number for number, key in enumerate(keys)}
@@ -236,14 +236,14 @@ def _refuse_not_finite(run: Features, ids: Sequence[str], vectors: features.Matr
         )
 
 
-def _none_pooled(arguments: Arguments, run: Listed, grouping: Grouping) -> UserError:
+def _none_pooled(args: Arguments, run: Listed, grouping: Grouping) -> UserError:
     if not grouping.ids:
         return UserError(
-            f"{run.name}: no sample with features has a group in {arguments.column!r}; fill it in."
+            f"{run.name}: no sample with features has a group in {args.column!r}; fill it in."
         )
     first_of_run = run.ids_of(np.arange(1))[0]
     return UserError(
-        f"{arguments.table}: none of its {len(grouping.ids):,} ids has features in {run.name}: its "
+        f"{args.table}: none of its {len(grouping.ids):,} ids has features in {run.name}: its "
         f"first is {clipped(grouping.ids[0])!r}, the run's first is {clipped(first_of_run)!r}; "
         "write the ids as the run has them."
     )
@@ -275,15 +275,15 @@ def _write(
     pq.write_table(pa.table(columns), path)
 
 
-def _card(arguments: Arguments, run: Features, counts: Mapping[str, int]) -> dict[str, Any]:
-    inputs = [*filter(None, [arguments.table]), arguments.run_folder / "manifest.json"]
+def _card(args: Arguments, run: Features, counts: Mapping[str, int]) -> dict[str, Any]:
+    inputs = [*filter(None, [args.table]), args.run_folder / "manifest.json"]
     return {
         "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in inputs},
-        "table": arguments.table and str(arguments.table),
-        "column": arguments.column or SAMPLE,
+        "table": args.table and str(args.table),
+        "column": args.column or SAMPLE,
         "of": {"run": run.name, "recipe": run.recipe, "column": run.column},
-        "pool": list(arguments.pool),
+        "pool": list(args.pool),
         "counts": {
             "pooled": counts[POOLED],
             "missing": counts["missing"],
@@ -292,10 +292,10 @@ def _card(arguments: Arguments, run: Features, counts: Mapping[str, int]) -> dic
     }
 
 
-def _log_counts(arguments: Arguments, counts: Mapping[str, int]) -> None:
+def _log_counts(args: Arguments, counts: Mapping[str, int]) -> None:
     groups = counted(counts["groups"], "group", "groups")
-    log.info("%s: %s of %s", arguments.output, groups, records(counts["pooled"]))
+    log.info("%s: %s of %s", args.output, groups, records(counts["pooled"]))
     if num_missing := counts["missing"]:
-        _, members, _ = TABLE.files(str(arguments.output))
+        _, members, _ = TABLE.files(str(args.output))
         members_have = counted(num_missing, "member has", "members have")
         log.warning("%s no vector: %s lists each with the reason.", members_have, members)

@@ -1,4 +1,4 @@
-"""transfer: records get the labels of their nearest labelled records (annotation transfer)."""
+"""The step `transfer`: assign records the labels of their nearest labelled records."""
 
 from __future__ import annotations
 
@@ -27,42 +27,40 @@ COMMANDS = {
         "featuremill.steps.transfer.search.command",
     ),
     "transfer": Command(
-        "give each record the label of its nearest labelled records",
+        "assign each record the label of its nearest labelled records",
         "featuremill.steps.transfer.command",
     ),
     "verify": Command(
-        "check results: every digest and count, and some records computed again",
+        "check the digests and counts of results, and recompute some records",
         "featuremill.steps.transfer.verify.command",
     ),
 }
 
 
 class Transfer(Section):
-    """Where labels come from, and which of the nearest records have a vote."""
+    """A table of labels, and the search for the nearest labelled records."""
 
     labels: str
-    """A CSV, TSV or Parquet table with a column of the records' ids; where these are of samples, it
-    has a column `sample`, too."""
+    """A table (CSV, TSV, Parquet) with record ids and, with samples, a column `sample`."""
     column: str
     """The table's column of labels."""
     id_column: str | None = None
-    """The table's column of ids, whole ones or accessions. If not given, it is found by its name,
-    such as `id`, `accession` or `entry`."""
+    """The table's column of ids or accessions; if not given, a column such as `id` or `entry`."""
     group: str | None = None
-    """A column of groups, such as a genus or `sample`: no labelled record gets its label from one
-    of its group, so that the accuracy is that for unrelated records. If not given, each record by
-    itself."""
+    """A column of groups, such as a genus or `sample`. Records of the same group do not vote for
+    each other, so that the accuracy is that for unrelated records. If not given, each record is a
+    group."""
     of: str | None = None
-    """The set of features whose records get labels. Needed where there are several sets."""
+    """The set of features to label. Required if there are several sets."""
     reference: str | None = None
     """The features of the labelled records: a set of this config, or the folder of a finished run.
     If not given, those of `of`."""
     vectors: str | None = None
-    """Which vectors, where the features have several columns."""
+    """The column of vectors, if the features have several."""
     k: Annotated[int, Field(ge=1, strict=True)] = 5
-    """Nearest labelled records that vote."""
+    """The number of nearest labelled records that vote."""
     metric: Literal["cosine", "euclidean"] = "cosine"
-    """The distance: 1 minus the cosine, or the Euclidean one."""
+    """The distance: 1 minus the cosine, or the Euclidean distance."""
 
     @model_validator(mode="after")
     def _groups_are_no_labels(self) -> Transfer:
@@ -83,8 +81,7 @@ SECTION = dict[Name, Transfer]
 
 
 def features_of(section: Transfer, project: Project) -> list[str]:
-    """Return the folders of the features: those that get labels, and those that have them where
-    these are others."""
+    """Return the folders of the features to label and, if different, of the reference."""
     target = project.features_of(section.of)
     reference = project.features_of(section.reference) if section.reference else target
     return list(dict.fromkeys([target, reference]))
@@ -93,7 +90,7 @@ def features_of(section: Transfer, project: Project) -> list[str]:
 def problems(
     sections: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield features that there are not."""
+    """Yield errors of missing features."""
     for name, section in sections.items():
         for key in ("of", "reference"):
             try:
@@ -106,8 +103,7 @@ def problems(
 def problems_of_files(
     sections: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield columns that a table of labels lacks, its wrong rows, vectors that the features will
-    not have, and a reference of other features."""
+    """Yield errors of missing columns, wrong rows, and references with another recipe."""
     from featuremill.inputs import labels
 
     for name, section in sections.items():
@@ -137,14 +133,14 @@ def problems_of_files(
 def problems_of_records(
     sections: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield labels that are not of the records."""
-    from featuremill.steps.transfer.write import Chosen, labelled
+    """Yield errors of tables of which no label belongs to a record."""
+    from featuremill.steps.transfer.write import Arguments, labelled
 
     for name, section in sections.items():
         *_, folder = features_of(section, project)
         if not are_there(section.labels, [folder], project):
             continue
-        chosen = Chosen(
+        chosen = Arguments(
             Path(),
             Path(folder),
             Path(section.labels),
@@ -163,7 +159,7 @@ def problems_of_records(
 
 
 def _unfit(section: Transfer, project: Project) -> tuple[str, str] | None:
-    """Return what is wrong with the features, as far as is known: the key, and a sentence.
+    """Return a wrong key and the error, or None if the features fit or are not known yet.
 
     Raises:
         UserError: the reference cannot be read.
@@ -188,7 +184,7 @@ def _unfit(section: Transfer, project: Project) -> tuple[str, str] | None:
 
 
 def _differ(ahead: Ahead, other: str, section: Transfer, project: Project) -> bool:
-    """Return whether the features in the folder `other` are known to be of another recipe."""
+    """Return whether the features in the folder `other` have another recipe."""
     from featuremill import features
 
     if reference_ahead := project.ahead(section.reference or ""):
@@ -200,7 +196,7 @@ def _differ(ahead: Ahead, other: str, section: Transfer, project: Project) -> bo
 
 
 def products(sections: Mapping[str, Transfer], project: Project) -> Sequence[Product]:
-    """Return each table, with the records that have no label and what is known of its accuracy."""
+    """Return the product of each section: the table, the records without labels, and the card."""
     return [
         TABLE.product(
             name,

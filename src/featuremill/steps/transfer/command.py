@@ -1,4 +1,4 @@
-"""transfer: give each record the label of its nearest labelled records."""
+"""`featuremill transfer`: assign each record the label of its nearest labelled records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featuremill.steps.transfer import Transfer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_folder", type=Path, help="results/<run>: its records get labels")
+    add("run_folder", type=Path, help="results/<run> with the records to label")
     add(
         "reference",
         type=Path,
@@ -33,4 +33,4 @@ def run(arguments: argparse.Namespace) -> None:
     from featuremill.steps.transfer import write
 
     options = vars(arguments)
-    write.transfer(write.Chosen(*(options[name] for name in write.Chosen._fields)))
+    write.transfer(write.Arguments(*(options[name] for name in write.Arguments._fields)))

@@ -1,4 +1,4 @@
-"""What a transfer of labels writes: the command and the step both name it."""
+"""The files that `transfer` writes."""
 
 from __future__ import annotations
 

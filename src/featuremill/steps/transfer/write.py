@@ -1,4 +1,7 @@
-"""One transfer: labels and their vectors in memory, the other records block by block."""
+"""Transfer labels: find the nearest labelled records, and write the table and its accuracy.
+
+The labelled records and their vectors are in memory; other records are read in blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 
 from featuremill import features
 from featuremill.features import Features, Listed, Matrix, Rows
-from featuremill.features.nearest import Found, Mask, Metric, NotFiniteError, nearest_in_memory
+from featuremill.features.nearest import Mask, Metric, Neighbours, NotFiniteError, nearest_in_memory
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.kit.errors import UserError
@@ -25,12 +28,12 @@ from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.transfer.table import TABLE
 
 NORMAL = 1.959964
-"""Standard deviations of a 95 % interval."""
+"""Half the width of a 95 % interval in standard deviations."""
 log = logging.getLogger("featuremill.transfer")
 
 
-class Chosen(NamedTuple):
-    """What is asked for."""
+class Arguments(NamedTuple):
+    """The arguments of `featuremill transfer`."""
 
     run_folder: Path
     reference: Path | None
@@ -42,7 +45,7 @@ class Chosen(NamedTuple):
     metric: Metric
     output: Path
     id_column: str | None = None
-    """The table's column of ids, if not found by its name."""
+    """The table's column of ids; if None, it is found by its name."""
 
 
 class Row(NamedTuple):
@@ -50,42 +53,42 @@ class Row(NamedTuple):
 
     id: str
     label: str
-    """That of most of its neighbours; of those that are as frequent, the nearest one's."""
+    """The most frequent label of the neighbours; of equally frequent ones, that of the nearest."""
     agree: int
-    """Neighbours that have this label."""
+    """The number of neighbours with this label."""
     neighbours: int
-    """Those that voted."""
+    """The number of neighbours that voted."""
     nearest: str
-    """The whole id of the nearest one that has this label."""
+    """The whole id of the nearest neighbour with this label."""
     distance: str
-    """Of that one."""
+    """The distance to `nearest`."""
     known: str
-    """The label that the record has itself, which did not vote."""
+    """The record's own label, which has no vote, or ""."""
 
 
 class Missing(NamedTuple):
-    """A record that gets no label, and why."""
+    """A record without a label, and the reason."""
 
     id: str
     reason: str
 
 
 class Known(NamedTuple):
-    """The labelled records of the reference, by their sha256 and then their id: of equally near
-    ones the first vote, so no label depends on the order of a run's rows."""
+    """The labelled records of the reference, sorted by sha256 and id. Of equally near records the
+    first vote, so that labels do not depend on the order of rows."""
 
     ids: list[str]
     labels: list[str]
     sha256: list[str]
-    """Of their payloads."""
+    """The sha256 of the payloads."""
     groups: list[str]
-    """Of each; without groups, its payload's sha256."""
+    """The groups; without groups, the sha256."""
     vectors: Matrix
-    nearest: list[Found]
-    """The nearest to each, without itself, those with its payload and those of its group."""
+    nearest: list[Neighbours]
+    """The nearest records with another payload and another group."""
     metric: Metric
 
-    def row(self, id: str, nearest: Found, known: str) -> Row:
+    def row(self, id: str, nearest: Neighbours, known: str) -> Row:
         """Return the row of a record."""
         names = [self.labels[row] for row in nearest.rows.tolist()]
         votes = Counter(names)
@@ -97,34 +100,34 @@ class Known(NamedTuple):
         return Row(id, names[index], agree, len(names), nearest_id, f"{distance:.9g}", known)
 
 
-def transfer(chosen: Chosen) -> None:
-    """Write the table, the records without a label, and what is known of its accuracy.
+def transfer(args: Arguments) -> None:
+    """Write the table, the records without a label, and the card with the accuracy.
 
     Raises:
-        UserError: when features, labels or the output are not fit for it.
+        UserError: the features, the labels or the output are wrong.
     """
     try:
-        _transfer(chosen)
-    except NotFiniteError:  # each number is finite: `_refuse_not_finite`
+        _transfer(args)
+    except NotFiniteError:  # the vectors are finite (`_refuse_not_finite`); distances overflow
         raise UserError(
-            f"{chosen.run_folder}: some vectors have numbers too large to compute distances; scale "
+            f"{args.run_folder}: some vectors have numbers too large to compute distances; scale "
             "the features, or use others."
         ) from None
 
 
-def _transfer(chosen: Chosen) -> None:
-    if chosen.output.suffix != ".tsv":
-        raise UserError(f"{chosen.output}: the table is a .tsv; give a name that ends so.")
-    if chosen.k < 1:
-        raise UserError(f"--k {chosen.k}: give 1 or more.")
-    target = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
+def _transfer(args: Arguments) -> None:
+    if args.output.suffix != ".tsv":
+        raise UserError(f"{args.output}: the table is a .tsv; give a name that ends so.")
+    if args.k < 1:
+        raise UserError(f"--k {args.k}: give 1 or more.")
+    target = features.open(args.run_folder, args.vectors, choosing="--vectors")
     reference = target
-    if chosen.reference not in (None, chosen.run_folder):
-        reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
+    if args.reference not in (None, args.run_folder):
+        reference = features.open(args.reference, args.vectors, choosing="--vectors")
         _refuse_other_features(target, reference)
-    labels_of_records = labelled(reference, chosen, log)
-    known = _known(reference, labels_of_records, chosen)
-    card, missing, table = map(Path, TABLE.files(str(chosen.output)))
+    labels_of_records = labelled(reference, args, log)
+    known = _known(reference, labels_of_records, args)
+    card, missing, table = map(Path, TABLE.files(str(args.output)))
     counts = Counter[str]()
     with delivering(table, is_named=True) as rows_path, delivering(missing) as missing_path:
         with (
@@ -133,18 +136,18 @@ def _transfer(chosen: Chosen) -> None:
         ):
             rows = TsvWriter(rows_file, [*target.id_columns.names, *Row._fields[1:]])
             lacking = TsvWriter(missing_file, [*target.id_columns.names, *Missing._fields[1:]])
-            for row in chain(_rows(target, known, target is reference, chosen.k), _failed(target)):
+            for row in chain(_rows(target, known, target is reference, args.k), _failed(target)):
                 counts["transferred" if isinstance(row, Row) else "without"] += 1
                 table_of_row = rows if isinstance(row, Row) else lacking
                 table_of_row.row([*target.id_columns.cells(row.id), *row[1:]])
-        facts = _card(chosen, target, reference, known)
+        facts = _card(args, target, reference, known)
         facts["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
             "labels_without_vector": len(labels_of_records.of_id) - len(known.ids),
             "rows_without_label": labels_of_records.num_empty,
         }
         write_json(card, facts)
-    _say(chosen, facts)
+    _log_counts(args, facts)
 
 
 def _refuse_other_features(target: Features, reference: Features) -> None:
@@ -157,40 +160,41 @@ def _refuse_other_features(target: Features, reference: Features) -> None:
 
 
 class Labelled(NamedTuple):
-    """The labels of records, by their ids."""
+    """The labels of records."""
 
     of_id: Mapping[str, Label]
+    """The label of each id."""
     num_empty: int
-    """Rows of the table without one."""
+    """The number of table rows without a label."""
     rows: Rows
-    """The records that have one, in order."""
+    """The sorted rows of the labelled records."""
 
 
-def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> Labelled:
-    """Return the labels of the records of the reference; `log` warns of those that are of none.
+def labelled(reference: Listed, args: Arguments, log: logging.Logger | None) -> Labelled:
+    """Return the labels of the reference's records; log a warning for labels without a record.
 
     Raises:
-        UserError: the table cannot be read, or is not of these records.
+        UserError: the table cannot be read, or no label has a record.
     """
     id_columns = reference.id_columns
     of_id, num_empty = labels.read(
-        chosen.labels, chosen.column, chosen.group, id_columns, chosen.id_column or "", log=log
+        args.labels, args.column, args.group, id_columns, args.id_column or "", log=log
     )
     records = labels.NamedRecords(f"record of {reference.name}", id_columns, log)
-    of_id = labels.by_record(of_id, chosen.labels, [reference], records)
+    of_id = labels.by_record(of_id, args.labels, [reference], records)
     rows = np.array(sorted(reference.rows_of(of_id).values()), np.int64)
     if not len(rows):
         first_id = reference.ids_of(np.arange(1))[0]
         raise UserError(
-            f"{chosen.labels}: none of its {len(of_id):,} ids has features in {reference.name}: "
+            f"{args.labels}: none of its {len(of_id):,} ids has features in {reference.name}: "
             f"its first is {clipped(next(iter(of_id)))!r}, the run's first is "
             f"{clipped(first_id)!r}; write the ids as the run has them."
         )
     return Labelled(of_id, num_empty, rows)
 
 
-def _known(reference: Features, known: Labelled, chosen: Chosen) -> Known:
-    """Return the labelled records with vectors, and the nearest of each."""
+def _known(reference: Features, known: Labelled, args: Arguments) -> Known:
+    """Return the labelled records with vectors and their nearest records."""
     labelled, rows = known.of_id, known.rows[np.argsort(reference.ranks_of(known.rows))]
     record_of = reference.records_of(rows)
     ids = [record_of[row].id for row in rows.tolist()]
@@ -198,17 +202,17 @@ def _known(reference: Features, known: Labelled, chosen: Chosen) -> Known:
     vectors = reference.take(rows)
     _refuse_not_finite(reference, ids, vectors)
     if num_lost := len(labelled) - len(ids):
-        says = counted(num_lost, "label is", "labels are")
-        log.info("%s of no record with features in %s", says, reference.name)
+        labels_are = counted(num_lost, "label is", "labels are")
+        log.info("%s of no record with features in %s", labels_are, reference.name)
     log.info(
         "%s of %s with a label, %s numbers each; %s",
         f"{len(ids):,}",
         records(reference.num_rows),
         f"{reference.width:,}",
-        f"no {chosen.group} votes for its own" if chosen.group else "no record votes for itself",
+        f"no {args.group} votes for its own" if args.group else "no record votes for itself",
     )
     payload_N = np.unique(sha256, return_inverse=True)[1]
-    groups = [labelled[id].group for id in ids] if chosen.group else sha256
+    groups = [labelled[id].group for id in ids] if args.group else sha256
     group_N = np.unique(groups, return_inverse=True)[1]
 
     def are_related(queries: slice, rows: slice) -> Mask:
@@ -216,13 +220,13 @@ def _known(reference: Features, known: Labelled, chosen: Chosen) -> Known:
         pairs |= payload_N[queries, None] == payload_N[rows]
         return pairs
 
-    nearest: list[Found] = []
+    nearest: list[Neighbours] = []
     progress = Progress(log, "leaving out one by one")
-    for hits in nearest_in_memory(vectors, vectors, chosen.k, chosen.metric, are_related):
+    for hits in nearest_in_memory(vectors, vectors, args.k, args.metric, are_related):
         nearest.append(hits)
         progress.at(len(nearest), len(ids))
     names = [labelled[id].name for id in ids]
-    return Known(ids, names, sha256, groups, vectors, nearest, chosen.metric)
+    return Known(ids, names, sha256, groups, vectors, nearest, args.metric)
 
 
 def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:
@@ -236,28 +240,28 @@ def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> N
 
 
 def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | Missing]:
-    """Yield the row of each record of the features, or why it has none, in their order."""
+    """Yield the row of each record of the features, or the reason against it, in order."""
     index_of = {id: index for index, id in enumerate(known.ids)}
     progress, first = Progress(log, "looking for the nearest"), 0
     for ids, vectors in target.blocks():
         _refuse_not_finite(target, ids, vectors)
-        own_place = {position: index_of[id] for position, id in enumerate(ids) if id in index_of}
-        if not is_same and own_place:  # another record of the same name counts
-            records = target.records_of(first + np.array(list(own_place)))
-            own_place = {
+        own_index = {position: index_of[id] for position, id in enumerate(ids) if id in index_of}
+        if not is_same and own_index:  # records with the same id may have other payloads
+            records = target.records_of(first + np.array(list(own_index)))
+            own_index = {
                 position: index
-                for position, index in own_place.items()
+                for position, index in own_index.items()
                 if records[first + position].sha256 == known.sha256[index]
             }
         others = np.array(
-            [position for position in range(len(ids)) if position not in own_place], np.int64
+            [position for position in range(len(ids)) if position not in own_index], np.int64
         )
         nearest = nearest_in_memory(known.vectors, vectors[others], k, known.metric)
         for position, id in enumerate(ids):
-            if position not in own_place:
+            if position not in own_index:
                 yield known.row(id, next(nearest), "")
-            elif len((voters := known.nearest[own_place[position]]).rows):
-                yield known.row(id, voters, known.labels[own_place[position]])
+            elif len((voters := known.nearest[own_index[position]]).rows):
+                yield known.row(id, voters, known.labels[own_index[position]])
             else:
                 reason = "all labelled records are of its group or have its sequence"
                 yield Missing(id, reason)
@@ -270,29 +274,29 @@ def _failed(target: Features) -> Iterator[Missing]:
         yield Missing(failure.id, f"{failure.status}: {failure.reason}")
 
 
-def _card(chosen: Chosen, target: Features, reference: Features, known: Known) -> dict[str, Any]:
-    runs = dict.fromkeys([chosen.run_folder, chosen.reference or chosen.run_folder])
-    made_of = [chosen.labels, *(run / "manifest.json" for run in runs)]
+def _card(args: Arguments, target: Features, reference: Features, known: Known) -> dict[str, Any]:
+    runs = dict.fromkeys([args.run_folder, args.reference or args.run_folder])
+    made_of = [args.labels, *(run / "manifest.json" for run in runs)]
     return {
         "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in made_of},
-        "labels": str(chosen.labels),
-        "column": chosen.column,
-        "group": chosen.group,
+        "labels": str(args.labels),
+        "column": args.column,
+        "group": args.group,
         "of": {"run": target.name, "recipe": target.recipe, "column": target.column},
         "reference": {"run": reference.name, "recipe": reference.recipe},
-        "k": chosen.k,
-        "metric": chosen.metric,
+        "k": args.k,
+        "metric": args.metric,
         "leave_one_out": _leave_one_out(known),
     }
 
 
 def _leave_one_out(known: Known) -> dict[str, Any]:
-    """Return how often a labelled record gets its own label."""
-    judged = [index for index, voters in enumerate(known.nearest) if len(voters.rows)]
-    names = [known.labels[index] for index in judged]
-    groups = [known.groups[index] for index in judged]
-    transferred = [known.row("", known.nearest[index], "").label for index in judged]
+    """Return the accuracy of the labels that labelled records get from the others."""
+    evaluated = [index for index, voters in enumerate(known.nearest) if len(voters.rows)]
+    names = [known.labels[index] for index in evaluated]
+    groups = [known.groups[index] for index in evaluated]
+    transferred = [known.row("", known.nearest[index], "").label for index in evaluated]
     right = [label == known_label for label, known_label in zip(transferred, names, strict=True)]
     low, high = interval(right, groups)
     commonest = max(Counter(names).values(), default=0)
@@ -308,8 +312,8 @@ def _leave_one_out(known: Known) -> dict[str, Any]:
 def interval(
     right: Sequence[bool], groups: Sequence[str]
 ) -> tuple[float, float] | tuple[None, None]:
-    """Return Wilson's 95 % interval of the share that is right, as if those of a group were all
-    right or all wrong: of (sum of sizes)² / sum of sizes² trials (Kish, Survey Sampling, 1965)."""
+    """Return Wilson's 95 % interval of the accuracy. Records of a group count as dependent: the
+    number of trials is (sum of sizes)² / sum of sizes² (Kish, Survey Sampling, 1965)."""
     if not right:
         return None, None
     sizes = Counter(groups).values()
@@ -320,20 +324,20 @@ def interval(
     return max(0.0, low), min(1.0, high)
 
 
-def _say(chosen: Chosen, facts: Mapping[str, Any]) -> None:
-    counts, judged = facts["counts"], facts["leave_one_out"]
-    log.info("%s: %s", chosen.output, records(counts["transferred"]))
-    if judged["records"]:
-        low, high = judged["interval"]
+def _log_counts(args: Arguments, facts: Mapping[str, Any]) -> None:
+    counts, evaluated = facts["counts"], facts["leave_one_out"]
+    log.info("%s: %s", args.output, records(counts["transferred"]))
+    if evaluated["records"]:
+        low, high = evaluated["interval"]
         log.info(
             "leaving out each labelled record: accuracy %.3f (95 %% interval %.3f to %.3f; the "
             "commonest label alone %.3f).",
-            judged["accuracy"],
+            evaluated["accuracy"],
             low,
             high,
-            judged["commonest_label"],
+            evaluated["commonest_label"],
         )
     if num_without := counts["without"]:
-        _, missing, _ = TABLE.files(str(chosen.output))
-        says = counted(num_without, "record has no label", "records have no label")
-        log.warning("%s: %s lists them.", says, missing)
+        _, missing, _ = TABLE.files(str(args.output))
+        have_none = counted(num_without, "record has no label", "records have no label")
+        log.warning("%s: %s lists them.", have_none, missing)

@@ -1,1 +1,1 @@
-"""The records of finished results that are nearest to others: a command of the step `transfer`."""
+"""The command `featuremill search`: find the nearest records of finished results."""

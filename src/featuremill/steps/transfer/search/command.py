@@ -1,7 +1,7 @@
-"""search: finds the records of a run nearest to a sequence, or to another record.
+"""`featuremill search`: find the records of a run that are nearest to sequences or other records.
 
-Reads the results of a run. Vectors of sequences are computed with the run's own recipe. Every
-vector is compared, so the result is exact. Writes only the result.
+Vectors of sequences are computed with the run's recipe. All vectors of the run are compared, so the
+result is exact.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE|ID",
-        help="a file of sequences, as a run reads it, or ids (or accessions) of the run's records, "
-        "with commas or spaces between; several of them",
+        help="files of sequences, in the formats of a run, or ids (or accessions) of the run's "
+        "records, separated by commas or spaces",
     )
-    add("-k", type=int, default=10, metavar="N", help="nearest records of each (default 10)")
-    add("--vectors", help="which vectors, where a run has several (such as mean_layer_33)")
+    add("-k", type=int, default=10, metavar="N", help="nearest records per query (default 10)")
+    add("--vectors", help="column of vectors, if the run has several (such as mean_layer_33)")
     add(
         "--metric",
         metavar="{cosine,euclidean,dot}",
         default="cosine",
-        help="what nearest means (default cosine)",
+        help="measure of nearness (default cosine)",
     )
     add("--exclude-self", action="store_true", help="leave out the record that is the query")
     add("--format", choices=("table", "tsv"), help="default: table on a terminal, else tsv")
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.output:
         give_way(arguments.output, is_named=True)
-    chosen = hits.Chosen(
+    settings = hits.Settings(
         arguments.k,
         arguments.vectors,
         metric_of(arguments.metric),
@@ -69,23 +69,23 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.device,
         arguments.weights,
     )
-    matches = hits.search(arguments.run_folder, arguments.query, chosen)
+    matches = hits.search(arguments.run_folder, arguments.query, settings)
     view.write(matches, arguments.output, arguments.format)
     return 0
 
 
 def _calm_blas() -> None:
-    """Let NumPy multiply on one thread, unless OPENBLAS_NUM_THREADS is set or NumPy is loaded.
+    """Limit NumPy to one thread, unless OPENBLAS_NUM_THREADS is set or NumPy is imported.
 
-    OpenBLAS reads the number when it is loaded. Its threads wait for each other at every product:
-    beside other programs, a hundred queries take minutes instead of seconds.
+    OpenBLAS reads the variable on import. Its threads synchronise at each product: on a busy
+    machine, a hundred queries take minutes instead of seconds.
     """
     if "numpy" in sys.modules or OPENBLAS_NUM_THREADS.text() is not None:
         return
     OPENBLAS_NUM_THREADS.set("1")
-    import numpy  # noqa: F401  (to have it loaded)
+    import numpy  # noqa: F401  (loads OpenBLAS)
 
-    OPENBLAS_NUM_THREADS.unset()  # torch may bring an OpenBLAS of its own
+    OPENBLAS_NUM_THREADS.unset()  # not for torch, which may have an OpenBLAS of its own
 
 
 def search(
@@ -103,15 +103,15 @@ def search(
     """Return the `k` nearest records of `run` (such as "results/demo") for each query.
 
     `queries` are files of sequences and ids of the run's records, as on the command line; a mapping
-    from names to sequences; or vectors of shape (queries, width), named by their row. Sequences are
-    computed with the run's recipe.
+    from names to sequences; or vectors of shape (queries, width), with row numbers as names.
+    Sequences are computed with the run's recipe.
 
-    Columns: query, rank (from 1), id, score, length (residues), description; ordered by query and
-    rank. The score is the cosine (0 with a vector of zeros), the dot product, or the Euclidean
-    distance (also called "l2"); in float64. Ties have the order of the input.
+    Columns: query, rank (from 1), id, score, length (residues) and description, sorted by query and
+    rank. The score is the cosine (0 for a vector of zeros), the dot product or the Euclidean
+    distance (also "l2"), in float64. Records with equal scores are in the order of the input.
 
     Raises:
-        UserError: the run has no such results, a query is not found, or the recipe cannot be
+        UserError: the run has no such results, a query is missing, or the recipe cannot be
             computed here.
         IntegrityError: the results are damaged.
     """
@@ -126,6 +126,6 @@ def search(
     else:
         words = [queries] if isinstance(queries, str | Path) else queries
         query = [str(word) for word in words]
-    chosen = hits.Chosen(k, column, metric_of(metric), exclude_self, partial, device, weights)
-    rows = [hit for batch in hits.search(Path(run), query, chosen) for hit in batch]
+    settings = hits.Settings(k, column, metric_of(metric), exclude_self, partial, device, weights)
+    rows = [hit for batch in hits.search(Path(run), query, settings) for hit in batch]
     return pd.DataFrame(rows, columns=list(hits.Hit._fields))

@@ -1,4 +1,4 @@
-"""One search: opens the results, and compares the vectors with the queries, many at a time."""
+"""Search the vectors of results for the nearest to batches of queries."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from featuremill import features
 from featuremill.features import NOWHERE, Features
 from featuremill.features.nearest import (
-    Found,
     Metric,
     Nearest,
+    Neighbours,
     NotFiniteError,
     queries_at_once,
     rows_of_block,
@@ -27,11 +27,11 @@ from featuremill.steps.transfer.search.queries import Queries, Reader
 from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
 QueryInput = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
-"""Files and ids; sequences by name; or vectors (queries, width), named by their row."""
+"""Files and ids; sequences by name; or vectors (queries, width), with row numbers as names."""
 log = logging.getLogger("featuremill.search")
 
 
-class Chosen(NamedTuple):
+class Settings(NamedTuple):
     """The settings of a search."""
 
     k: int = 10
@@ -44,45 +44,45 @@ class Chosen(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """One of the nearest records of a query."""
+    """A nearest record of a query."""
 
     query: str
     rank: int
     """1 is the nearest."""
     id: str
     score: float
-    """Cosine or dot product, where more is nearer, or Euclidean distance."""
+    """The cosine or dot product (higher is nearer), or the Euclidean distance."""
     length: int
     description: str
 
 
-def search(root: Path, all_queries: QueryInput, chosen: Chosen) -> Iterator[Iterator[Hit]]:
-    """Open the results in `root`; yield the hits of each group of queries, as `hits_of`.
+def search(root: Path, all_queries: QueryInput, settings: Settings) -> Iterator[Iterator[Hit]]:
+    """Open the results in `root`; yield the hits of each batch of queries.
 
     Raises:
-        UserError: there are no vectors to search, or a query is not found.
+        UserError: there are no vectors to search, or a query is missing.
     """
-    if chosen.k < 1:
-        raise UserError(f"-k: {chosen.k} is too few; give 1 or more.")
-    searched = features.open(root, chosen.column, partial=chosen.wants_partial or None)
+    if settings.k < 1:
+        raise UserError(f"-k: {settings.k} is too few; give 1 or more.")
+    searched = features.open(root, settings.column, partial=settings.wants_partial or None)
     log.info(
         "%s of %s, %s numbers each, %s; by %s",
         counted(searched.num_rows, "vector"),
         searched.column,
         f"{searched.width:,}",
         "read from the table" if isinstance(searched.vectors, Stored) else "memory-mapped",
-        chosen.metric,
+        settings.metric,
     )
-    num_at_once = queries_at_once(min(chosen.k, searched.num_rows))
+    num_at_once = queries_at_once(min(settings.k, searched.num_rows))
     if isinstance(all_queries, np.ndarray):
         batches = _of_matrix(all_queries, searched, num_at_once)
     else:
-        weights = [] if chosen.weights is None else [Path(chosen.weights)]
+        weights = [] if settings.weights is None else [Path(settings.weights)]
         reader = Reader(
             searched,
-            lambda: Recipe(Origin.of(searched), chosen.device, weights),
+            lambda: Recipe(Origin.of(searched), settings.device, weights),
             num_at_once,
-            chosen.excludes_self,
+            settings.excludes_self,
         )
         batches = (
             reader.of_sequences(all_queries)
@@ -90,32 +90,32 @@ def search(root: Path, all_queries: QueryInput, chosen: Chosen) -> Iterator[Iter
             else reader.read(all_queries)
         )
     for queries in batches:
-        yield hits_of(searched, queries, chosen)
+        yield hits_of(searched, queries, settings)
 
 
-def hits_of(searched: Features, queries: Queries, chosen: Chosen) -> Iterator[Hit]:
-    """Yield the nearest of each query, in the order of the queries, nearest first.
+def hits_of(searched: Features, queries: Queries, settings: Settings) -> Iterator[Hit]:
+    """Yield the hits of each query, nearest first.
 
     Raises:
         IntegrityError: the results are damaged.
     """
     if not queries.ids:
         return
-    nearest = _nearest(searched, queries, chosen)
+    nearest = _nearest(searched, queries, settings)
     records = searched.records_of(np.concatenate([rows for rows, _ in nearest]))
     for query, own_row, (rows, scores) in zip(queries.ids, queries.own_rows, nearest, strict=True):
         pairs = zip(rows.tolist(), scores.tolist(), strict=True)
-        others = [pair for pair in pairs if not (chosen.excludes_self and pair[0] == own_row)]
-        for rank, (row, score) in enumerate(others[: chosen.k], 1):
+        others = [pair for pair in pairs if not (settings.excludes_self and pair[0] == own_row)]
+        for rank, (row, score) in enumerate(others[: settings.k], 1):
             record = records[row]
             yield Hit(query, rank, record.id, score, record.length, record.description)
 
 
-def _nearest(searched: Features, queries: Queries, chosen: Chosen) -> list[Found]:
-    """Return the rows and scores of the nearest to each query."""
+def _nearest(searched: Features, queries: Queries, settings: Settings) -> list[Neighbours]:
+    """Return the rows and scores of the records that are nearest to each query."""
     dtype = searched.vectors.dtype
-    k = min(chosen.k + chosen.excludes_self, searched.num_rows)
-    nearest = Nearest(queries.vectors, k, chosen.metric, dtype, searched.ranks_of)
+    k = min(settings.k + settings.excludes_self, searched.num_rows)
+    nearest = Nearest(queries.vectors, k, settings.metric, dtype, searched.ranks_of)
     num_rows = rows_of_block(len(queries.ids), queries.vectors.shape[1] * dtype.itemsize)
     try:
         for first_row, block in searched.vectors_in_blocks(num_rows):

@@ -1,4 +1,4 @@
-"""Queries: records of the run by their ids, or sequences, whose vectors are computed."""
+"""Read queries: records of the run by id, or sequences, for which vectors are computed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from featuremill.kit.workloads import Record
 from featuremill.steps.transfer.search.recipe import Recipe
 
 MOST_NAMED = 5
-"""Queries without a vector that a message lists one by one."""
+"""The most queries without a vector that are logged one by one."""
 Item = TypeVar("Item")
 log = logging.getLogger("featuremill.search")
 
 
 class Queries(NamedTuple):
-    """Several queries."""
+    """A batch of queries."""
 
     ids: list[str]
     vectors: Matrix
-    """Shape (queries, width)."""
+    """The vectors, shape (queries, width)."""
     own_rows: list[int]
-    """The row that is the query itself, by id and sequence, or `NOWHERE`."""
+    """The row of each query in the run, by id and sequence, or `NOWHERE`."""
 
 
 class Reader:
-    """Turns the words of a query into vectors, `num_at_once` of them together."""
+    """Reads queries in batches of `num_at_once`, and computes their vectors."""
 
     def __init__(
         self,
@@ -50,8 +50,7 @@ class Reader:
         num_at_once: int,
         wants_own: bool,
     ) -> None:
-        """Start without reading; `recipe` is called once, for the first sequence; `own_rows` of
-        sequences are searched if wanted."""
+        """`recipe` is called for the first sequence; `wants_own` asks for `own_rows`."""
         self._searched = searched
         self._wants_own = wants_own
         self._make_recipe = recipe
@@ -63,11 +62,11 @@ class Reader:
     def read(self, words: Sequence[str]) -> Iterator[Queries]:
         """Yield the queries in `words`, in order: files of sequences, and ids.
 
-        A word that is the name of a file is the file. Other words are ids, one or several with
-        commas between them. An accession of exactly one record counts as its id.
+        A word is the path of a file, or one or several ids, separated by commas. An accession of
+        exactly one record is accepted as its id.
 
         Raises:
-            UserError: a word is neither, or no query is left.
+            UserError: a word is neither a file nor ids, or there are no queries.
         """
         files = [word for word in words if _is_file(word)]
         if files and self._wants_own and self._searched.id_columns.keys:
@@ -78,21 +77,23 @@ class Reader:
             )
         rows = self._rows([word for word in words if word not in files])
         for word in words:
-            yield from self._of_rows(rows[word]) if word in rows else self._of_file(Path(word))
-        self._say(", ".join(words))
+            yield from (
+                self._row_queries(rows[word]) if word in rows else self._file_queries(Path(word))
+            )
+        self._log_notes(", ".join(words))
 
     def of_sequences(self, sequences: Mapping[str, str]) -> Iterator[Queries]:
-        """Yield the queries of a mapping from ids to sequences, read like those of a file."""
+        """Yield the queries of a mapping from ids to sequences, parsed like those of a file."""
         ids = list(sequences)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "queries.fasta"
             lines = (f">{number}\n{text}\n" for number, text in enumerate(sequences.values()))
             path.write_text("".join(lines) or ">", "utf-8")
-            yield from self._of_file(path, ids)
-        self._say("queries")
+            yield from self._file_queries(path, ids)
+        self._log_notes("queries")
 
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
-        """Return for each word its ids, each with its row."""
+        """Return the ids of each word with their rows."""
         parts = {word: [part for part in word.split(",") if part] for word in words}
         row_of = self._searched.rows_of(words)
         ids_of = {word: [word] if word in row_of else each for word, each in parts.items()}
@@ -109,7 +110,7 @@ class Reader:
         if not ids:
             return "query: it is empty; give a file of sequences, or ids of the run's records."
         if _is_meant_as_file(word):
-            source.check(Path(word))  # raises the reason why it cannot be read
+            source.check(Path(word))  # raises UserError with the reason
         why = self._why_missing(ids[0])
         others = f" ({len(ids) - 1:,} more are missing)" if len(ids) > 1 else ""
         return (
@@ -118,9 +119,9 @@ class Reader:
         )
 
     def _why_missing(self, id: str) -> str:
-        """Return a sentence with the reason why `id` has no vector."""
+        """Return a sentence on why `id` has no vector."""
         shown_id = one_line(id)
-        with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):  # it only explains
+        with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):  # only an explanation
             for failure in self._searched.failures():
                 if shown_id in (failure.id, accession(failure.id)):
                     states = {"pending": "is not computed yet", "refused": "was refused"}
@@ -129,26 +130,26 @@ class Reader:
                     return f"the record {id!r} has no vector: it {state}{why}"
         return f"there is no record '{clipped(id)}'"
 
-    def _of_rows(self, rows: Mapping[str, int]) -> Iterator[Queries]:
-        for some in _in_pieces(rows, self._num_at_once):
-            numbers = [rows[id] for id in some]
-            self._num_good += len(some)
-            yield Queries(some, self._searched.take(np.array(numbers, np.int64)), numbers)
+    def _row_queries(self, rows: Mapping[str, int]) -> Iterator[Queries]:
+        for batch in _in_pieces(rows, self._num_at_once):
+            numbers = [rows[id] for id in batch]
+            self._num_good += len(batch)
+            yield Queries(batch, self._searched.take(np.array(numbers, np.int64)), numbers)
 
-    def _of_file(self, path: Path, ids: Sequence[str] | None = None) -> Iterator[Queries]:
-        """Yield the queries of a file; those of `ids` have numbers in it."""
+    def _file_queries(self, path: Path, ids: Sequence[str] | None = None) -> Iterator[Queries]:
+        """Yield the queries of a file; with `ids`, the ids in the file are indices."""
         self._recipe = recipe = self._recipe or self._make_recipe()
         records: Iterable[Record] = recipe.records(path)
         if ids is not None:
             records = (record._replace(id=ids[int(record.id)]) for record in records)
-        for some in _in_pieces(self._good(records), self._num_at_once):
+        for batch in _in_pieces(self._good(records), self._num_at_once):
             vectors = recipe.vectors(
-                [record.payload for record in some],
-                lambda index, why, some=some: self._refuse(some[index], why),  # type: ignore[misc]
+                [record.payload for record in batch],
+                lambda index, why, batch=batch: self._refuse(batch[index], why),  # type: ignore[misc]
             )
             good = np.flatnonzero(~np.isnan(vectors).any(1)).tolist()
             self._num_good += len(good)
-            records_here = [some[index] for index in good]
+            records_here = [batch[index] for index in good]
             own = self._own_rows(records_here)
             yield Queries([record.id for record in records_here], vectors[good], own)
 
@@ -166,7 +167,7 @@ class Reader:
             log.warning("query %s is left out: %s.", record.id or f"at line {record.line}", reason)
 
     def _own_rows(self, records: Sequence[Record]) -> list[int]:
-        """Return the row of each record that is one of the run's, by its id and its sequence."""
+        """Return the row of each record in the run, by id and sequence, or NOWHERE."""
         if not self._wants_own:
             return [NOWHERE] * len(records)
         rows = self._searched.rows_of({record.id for record in records})
@@ -175,13 +176,12 @@ class Reader:
         own = []
         for record in records:
             row = rows.get(record.id, NOWHERE)
-            is_it = sha256_of.get(row) == hashlib.sha256(record.payload).hexdigest()
-            own.append(row if is_it else NOWHERE)
+            is_same = sha256_of.get(row) == hashlib.sha256(record.payload).hexdigest()
+            own.append(row if is_same else NOWHERE)
         return own
 
-    def _say(self, what: str) -> None:
-        """Report how the queries were corrected, as plan does for inputs; refuse to search for
-        nothing."""
+    def _log_notes(self, what: str) -> None:
+        """Log notes and refused queries; raise UserError if there are no queries."""
         for note, count in sorted(self._notes.items()):
             log.info("%s: %s.", counted(count, "query", "queries"), note)
         if self._num_bad > MOST_NAMED:
@@ -194,7 +194,7 @@ class Reader:
 def _is_file(word: str) -> bool:
     try:
         return Path(word).is_file()
-    except OSError:  # a name too long, such as a sequence
+    except OSError:  # the name is too long, such as a sequence
         return False
 
 

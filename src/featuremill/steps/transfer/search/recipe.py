@@ -1,7 +1,7 @@
-"""Values of new records, computed with exactly the recipe of a run's results.
+"""Compute values of new records with exactly the recipe of a run's results.
 
-The settings of the recipe are enough; of the run that has them, if it is there, the device and the
-places of weights and of files in options are taken, too.
+The settings of the recipe suffice. If the run exists, its device and the paths of its weights and
+option files are used as well.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEARCH = logging.getLogger("featuremill.search")
 
 
 class Origin(NamedTuple):
-    """Results that a recipe computed."""
+    """Results, with the recipe that computed them."""
 
     name: str
     """The name in messages."""
@@ -54,15 +54,15 @@ class Origin(NamedTuple):
     """The digest of the settings."""
     column: str
     run: Results | None
-    """The run that has the recipe, if there is one."""
+    """The run with the recipe, or None."""
     delivered: Results | None
-    """The folder of its results, which may be partial."""
+    """The folder of the run's results, which may be partial."""
     otherwise: str = ""
-    """A sentence that ends messages: what can be done without computing."""
+    """The last sentence of messages: what is possible without computing."""
 
     @classmethod
     def of(cls, searched: Features) -> Origin:
-        """Return that of a run's features."""
+        """Return the origin of a run's features."""
         return cls(
             str(searched.folder.root),
             searched.settings,
@@ -75,7 +75,7 @@ class Origin(NamedTuple):
 
 
 class Recipe:
-    """A workload with the options and weights of earlier results, loaded on a device here."""
+    """A workload with the options and weights of earlier results, loaded on a device."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Recipe:
         weights: Sequence[Path] = (),
         log: logging.Logger = SEARCH,
     ) -> None:
-        """Load the model. Of the files `weights`, that of the recipe is taken.
+        """Load the model, from the one of the files `weights` that belongs to the recipe.
 
         Raises:
             UserError: weights or workload differ from those of the results, or the device cannot
@@ -94,7 +94,7 @@ class Recipe:
         self._settings, self._log = origin.settings, log
         plan = origin.run.find_plan() if origin.run else None
         is_same = plan is not None and plan.recipe == origin.recipe
-        self._plan = plan if is_same else None  # else of other options, or another model
+        self._plan = plan if is_same else None  # otherwise the plan has another recipe
         self.workload: Workload = find_workload(self._settings.workload)
         devices = self._devices(device)
         ready = self._weights(weights)
@@ -103,7 +103,7 @@ class Recipe:
         name = self._settings.workload
         self._budget = batch_cost_of(name, self.workload, self.options, devices[0])
         self.device = devices[0]
-        self._say(devices[0])
+        self._log_device(devices[0])
         try:
             with attributed_to(name, "load"):
                 self._model: Any = self.workload.load(self.options, devices, ready)
@@ -117,14 +117,14 @@ class Recipe:
             ) from None
 
     def records(self, path: Path) -> Iterator[Record]:
-        """Stream the records of a file as the workload reads them."""
+        """Yield the records that the workload reads from a file."""
         return records_of(self._settings.workload, self.workload, [path], self.options)
 
     def batches(
         self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]
     ) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
-        """Yield the values of `payloads` in the batches of a run with one shard, and the places of
-        each row; `refuse` is called for each one that cannot be computed, with the reason."""
+        """Yield the indices of the payloads of each row, and the values, in the batches of a run
+        with one shard; call `refuse` with index and reason for payloads that fail."""
         return values_in_batches(
             self.workload,
             self._model,
@@ -139,7 +139,7 @@ class Recipe:
     def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
         """Return the vectors of `payloads`, shape (payloads, width).
 
-        `refuse` is called as by `batches`; the vector of what is refused is all NaN.
+        `refuse` is called as in `batches`; the vectors of refused payloads are NaN.
         """
         vectors: Matrix | None = None
         for places, values in self.batches(payloads, refuse):
@@ -169,26 +169,26 @@ class Recipe:
         file = Path((self._plan.weights if self._plan else None) or json_of_weights(model, name))
         run = self._origin.run
         files = [*named] or [run.placed(str(file)) if run else file]
-        there = [path for path in files if path.is_file()]
-        if not there:
+        paths = [path for path in files if path.is_file()]
+        if not paths:
             raise UserError(
                 f"{[*named, file][0]}: the weights that {self._name} was computed with are not "
                 "here, and new sequences need them; "
                 f"{_conversion(model, name)} converts them, and --weights FILE names "
                 f"them.{self._origin.otherwise}"
             )
-        located = [read_weights(path, name) for path in there]
+        located = [read_weights(path, name) for path in paths]
         for weights in located:
             if weights.sha256 == sha256:
                 return weights
         raise UserError(
-            f"{there[0]}: these are other weights than those of {self._name} ({sha256[:12]}…), so "
+            f"{paths[0]}: these are other weights than those of {self._name} ({sha256[:12]}…), so "
             "vectors made with them cannot be compared; name the right ones with --weights, or "
             "let the run compute everything anew."
         )
 
     def _resolved(self, device: Device, weights: Weights | None) -> Any:
-        """Return the options of the run, after a check that they give the same recipe here."""
+        """Return the options of the run, after a check that the recipe is the same here."""
         planned = self._settings
         if planned.files and not self._plan:
             raise UserError(
@@ -225,8 +225,8 @@ class Recipe:
             "be compared; let the run compute everything anew."
         )
 
-    def _say(self, device: Device) -> None:
-        """Report the device, and whether the run used another kind."""
+    def _log_device(self, device: Device) -> None:
+        """Log the device, and a warning if the run used another kind of device."""
         self._log.info("new records are computed on %s.", device.name)
         delivery = self._origin.delivered.find_delivery() if self._origin.delivered else None
         is_gpu, receipts = device.kind == "cuda", delivery.receipts if delivery else []

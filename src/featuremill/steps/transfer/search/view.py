@@ -1,4 +1,4 @@
-"""Hits as TSV for programs, or as an aligned table for people."""
+"""Write hits as TSV or as an aligned table."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Format = Literal["table", "tsv"]
 GAP = "  "
 NUMBERS = {"rank", "score", "length"}
 MIN_DESCRIPTION = 20
-"""The least letters of a description on a narrow terminal."""
+"""The least width of a description on a narrow terminal."""
 
 
-def write(lots: Iterable[Iterable[Hit]], path: Path | None, format: Format | None) -> None:
-    """Write hits as they come to `path`, or to standard output: as a table if that is a terminal
-    and no other format is given."""
+def write(batches: Iterable[Iterable[Hit]], path: Path | None, format: Format | None) -> None:
+    """Write hits, as they are found, to `path` or standard output. Without `format`, terminals get
+    a table, and others TSV."""
     with _output(path) as out:
         shown = format or ("table" if out.isatty() else "tsv")
         view = Aligned(out) if shown == "table" else Tsv(out)
-        for hits in lots:
+        for hits in batches:
             view.write(hits)
             out.flush()
-            if not path and not is_output_read():  # the reader has enough, like `head`
+            if not path and not is_output_read():  # the reader has closed the pipe, like `head`
                 return
 
 
 @contextlib.contextmanager
 def _output(path: Path | None) -> Iterator[TextIO]:
-    """Yield standard output, or a file that gets its name when it is complete."""
-    if path and path.exists() and not path.is_file():  # a pipe or a device is not replaced
+    """Yield standard output, or a temporary file that is renamed to `path` at the end."""
+    if path and path.exists() and not path.is_file():  # do not replace a pipe or a device
         with path.open("w", encoding="utf-8") as out:
             yield out
         return
@@ -50,7 +50,7 @@ def _output(path: Path | None) -> Iterator[TextIO]:
 
 
 class Tsv:
-    """A table with tabs."""
+    """Writes tab-separated values."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -67,7 +67,7 @@ class Tsv:
 
 
 class Aligned:
-    """A table with columns as wide as their content; on a terminal, at most as wide as that."""
+    """Writes a table with aligned columns; on a terminal, the last column is clipped."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -94,8 +94,8 @@ class Aligned:
         )
         start = GAP.join(cells) + GAP
         if self._out.isatty():
-            room = shutil.get_terminal_size().columns - len(start)
-            description = _cut(description.rstrip(), max(room, MIN_DESCRIPTION))
+            width_left = shutil.get_terminal_size().columns - len(start)
+            description = _cut(description.rstrip(), max(width_left, MIN_DESCRIPTION))
         return f"{start}{description}".rstrip()
 
 
@@ -103,5 +103,5 @@ def _texts(hit: Hit) -> list[str]:
     return [*map(str, hit[:3]), f"{hit.score:.6f}", f"{hit.length:,}", hit.description]
 
 
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
+def _cut(text: str, width_left: int) -> str:
+    return text if len(text) <= width_left else f"{text[: width_left - 1]}…"

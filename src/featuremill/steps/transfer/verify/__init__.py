@@ -1,1 +1,1 @@
-"""Checking results from elsewhere: `featuremill verify`."""
+"""The command `featuremill verify`: check results, such as those of other people."""

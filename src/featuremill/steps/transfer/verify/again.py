@@ -1,4 +1,4 @@
-"""Records computed again, and how far their values are from those of the results."""
+"""Recompute records, and compare their values with those of the results."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from featuremill.steps.transfer.verify.written import Stored
 
 DTYPES = ("bf16", "fp16")
 BOUNDS = {"bf16": 2e-2, "fp16": 5e-3}
-"""The mean relative L2 over records that 16 bits may have from fp32, as for `featuremill audit`."""
+"""The bound of the mean relative L2 for 16-bit dtypes, as in `featuremill audit`."""
 BOUND = 1e-5
-"""Of other number types, from device to device."""
+"""The bound for other number types on different devices."""
 SPREADS = 10
-"""How many times the difference between a batch and a record alone is allowed where device and
-versions are the same; where these have the same bits, so has the result."""
+"""With equal device and versions, the bound is this factor times the difference between a record in
+a batch and alone; if that is zero, the bits must be equal."""
 FARTHEST = 4
-"""How many times the bound of the mean one record may be from its value."""
+"""The bound of a single record, as a multiple of the bound of the mean."""
 log = logging.getLogger("featuremill.verify")
 
 
 class Drawn(NamedTuple):
-    """The records to compute again."""
+    """The records to recompute."""
 
     seed: int | None
-    """None where they were named."""
+    """The seed of the sample; None for records that the user named."""
     records: dict[int, Record]
-    """By their row."""
+    """The records by row."""
 
 
 class Column(NamedTuple):
-    """One column of values beside the same, computed here."""
+    """The comparison of a column with recomputed values."""
 
     name: str
     records: int
     same: int
-    """Records whose values have the same bits."""
+    """The number of records with equal bits."""
     largest: float
-    """The largest relative L2 of a record's values; of texts, 1 where they differ."""
+    """The largest relative L2 of a record's values; for texts, 1 if they differ."""
     mean: float
     allowed: float
-    """The largest mean that passes."""
+    """The bound of the mean."""
     farthest: str
-    """The id of the record with the largest."""
+    """The id of the record with the largest difference."""
 
     @property
     def holds(self) -> bool:
@@ -65,7 +65,7 @@ class Column(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The figures in a line."""
+        """A line with the differences."""
         how = "within" if self.holds else "beyond"
         if self.same == self.records:
             return f"{self.name}: the same bits"
@@ -83,8 +83,8 @@ def again(
     device: DeviceChoice | None,
     weights: Path | None,
 ) -> tuple[list[Column], list[str]]:
-    """Compute `payloads`, by sha256, and compare them with the rows of `drawn`; return the figures
-    of each column, and what is wrong.
+    """Compute `payloads` (by sha256), and compare them with the rows of `drawn`. Return the
+    comparison of each column, and the problems.
 
     Raises:
         UserError: the recipe cannot be computed here.
@@ -128,7 +128,7 @@ def again(
 def _compute(
     recipe: Recipe, payloads: Mapping[str, bytes]
 ) -> tuple[dict[str, dict[str, pa.Scalar[Any]]], dict[str, str]]:
-    """Return the values of `payloads`, and why others have none, each by sha256."""
+    """Return by sha256 the values of `payloads`, and the reasons of those that failed."""
     sha256, why = list(payloads), dict[str, str]()
     computed: dict[str, dict[str, pa.Scalar[Any]]] = {}
     batches = recipe.batches(
@@ -142,7 +142,7 @@ def _compute(
 
 
 def is_alike(delivery: Delivery, recipe: Recipe) -> bool:
-    """Return whether all values were computed on a device and by versions as they are here."""
+    """Return whether all values were computed with the device and versions of this machine."""
     devices = {each.device_name for each in delivery.receipts}
     devices |= {each.device for each in delivery.taken}
     all_versions = [each.versions for each in delivery.receipts]
@@ -154,7 +154,7 @@ def is_alike(delivery: Delivery, recipe: Recipe) -> bool:
 def _rows(
     stored: Stored, rows: Sequence[int], names: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, pa.Scalar[Any]]]]:
-    """Yield the place of each of `rows` among them, and what the table has there."""
+    """Yield the index in `rows` and the values of the table, for each of `rows`."""
     assert stored.records is not None
     for places, batch in stored.records.table.pieces(np.array(rows, np.int64), names):
         for number, index in enumerate(places.tolist()):
@@ -162,12 +162,12 @@ def _rows(
 
 
 def difference(stored: pa.Scalar[Any], here: pa.Scalar[Any]) -> float:
-    """Return the relative L2 of the numbers of one value, 0 where the bits are the same; of texts,
-    and of other shapes, 1 where they differ."""
+    """Return the relative L2 of two values, 0 if the bits are equal; for texts and values of
+    different shapes, 1 if they differ."""
     written, expected = _numbers(stored), _numbers(here)
     if written is None or expected is None or written.shape != expected.shape:
         return float(stored.as_py() != here.as_py())
-    expected = expected.astype(written.dtype)  # an output may round further
+    expected = expected.astype(written.dtype)  # outputs may have a smaller dtype
     if written.tobytes() == expected.tobytes():
         return 0.0
     size = np.linalg.norm(expected.astype(np.float64))
@@ -176,7 +176,7 @@ def difference(stored: pa.Scalar[Any], here: pa.Scalar[Any]) -> float:
 
 
 def _numbers(scalar: pa.Scalar[Any]) -> npt.NDArray[Any] | None:
-    """Return the numbers of a value or of a list of any depth, in one row; None of other kinds."""
+    """Return the numbers of a value or a nested list, flattened; None for other types."""
     values = scalar.values if hasattr(scalar, "values") else pa.array([scalar.as_py()], scalar.type)
     while values is not None and hasattr(values.type, "value_type"):
         values = values.flatten()
@@ -196,14 +196,14 @@ def _column(name: str, differences: Sequence[float], ids: Sequence[str], allowed
 def payloads_of(
     stored: Stored, records: Mapping[int, Record], inputs: Sequence[Path]
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the payloads of `records` by their sha256, and what is wrong with them.
+    """Return the payloads of `records` by sha256, and the problems.
 
     Raises:
-        UserError: they are nowhere.
+        UserError: the payloads are not available.
     """
     wanted = {record.sha256 for record in records.values()}
     if not inputs:
-        payloads, problems = _of_shards(stored, wanted)
+        payloads, problems = _from_shards(stored, wanted)
         if wanted <= payloads.keys() or problems:
             return payloads, problems
     plan, rows = stored.folder.find_plan(), stored.records
@@ -214,10 +214,10 @@ def payloads_of(
             f"{stored.folder.root}: its store has no sequences, and its inputs are not here; name "
             "the files with the records (--input FILE), or check digests alone (--recompute 0)."
         )
-    return _of_files(stored, records, inputs)
+    return _from_files(stored, records, inputs)
 
 
-def _of_shards(stored: Stored, wanted: set[str]) -> tuple[dict[str, bytes], list[str]]:
+def _from_shards(stored: Stored, wanted: set[str]) -> tuple[dict[str, bytes], list[str]]:
     payloads, problems = dict[str, bytes](), list[str]()
     sought = pa.array([bytes.fromhex(sha256) for sha256 in wanted], pa.binary(32))
     for shard in stored.delivery.parts:
@@ -234,7 +234,7 @@ def _of_shards(stored: Stored, wanted: set[str]) -> tuple[dict[str, bytes], list
     return payloads, problems
 
 
-def _of_files(
+def _from_files(
     stored: Stored, records: Mapping[int, Record], inputs: Sequence[Path]
 ) -> tuple[dict[str, bytes], list[str]]:
     settings = stored.delivery.settings

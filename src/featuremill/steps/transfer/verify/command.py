@@ -1,7 +1,4 @@
-"""verify: are these results whole, and does the same recipe give the same values here?
-
-Reads a run's folder and what its recipe needs; writes nothing.
-"""
+"""`featuremill verify`: check the digests and counts of results, and recompute some records."""
 
 from __future__ import annotations
 
@@ -43,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="records to compute again, drawn at random; 0: digests and counts alone; default: "
         "%(default)s",
     )
-    parser.add_argument("--seed", type=int, help="draw the records that this seed draws")
-    parser.add_argument("--ids", nargs="+", metavar="ID", help="compute these records again")
+    parser.add_argument("--seed", type=int, help="random seed of the records to compute again")
+    parser.add_argument("--ids", nargs="+", metavar="ID", help="records to compute again")
     parser.add_argument(
         "--input",
         nargs="+",
@@ -58,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill verify`; return 0 when all holds, else 1."""
+    """Run `featuremill verify`; return 0 if there are no differences, else 1."""
     if arguments.recompute < 0:
         raise UserError(f"--recompute {arguments.recompute}: give 0 or more.")
     stored = written(arguments.results)

@@ -1,4 +1,4 @@
-"""The files of results beside the digests and counts that were written with them."""
+"""Compare the files of results with the digests and counts in manifest.json."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from featuremill.kit.runs import (
 
 TABLES = ("parquet", "parquet_dataset")
 MOST_NAMED = 20
-"""Ids that the problems of a table list."""
+"""The most ids that are listed per problem."""
 
 
 class Stored(NamedTuple):
-    """Results, and what is wrong with their files."""
+    """Results, and the problems of their files."""
 
     folder: Results
     delivery: Delivery
     records: Records | None
-    """The rows of the table; None where there is none that can be read."""
+    """The rows of the table; None if there is no readable table."""
     num_files: int
-    """Results that were compared with manifest.json."""
+    """The number of results that were compared with manifest.json."""
     num_parts: int
-    """Parts in the store that were compared with manifest.json."""
+    """The number of parts in the store that were compared with manifest.json."""
     problems: list[str]
 
 
 def written(root: Path) -> Stored:
-    """Compare all that is in the folder `root` with its manifest.json.
+    """Compare the files in the folder `root` with its manifest.json.
 
     Raises:
-        UserError: there are no results.
+        UserError: the folder has no results.
     """
     folder = Results(root)
     delivery = folder.find_delivery()
@@ -73,15 +73,14 @@ def written(root: Path) -> Stored:
     if table is not None and table.exists():
         try:
             records = Records(folder, Table(table))
-            problems += _counted(folder, delivery, records)
+            problems += _differences(folder, delivery, records)
         except (pa.ArrowInvalid, IntegrityError, OSError) as error:
             problems.append(f"{table}: it cannot be read: {error}")
     return Stored(folder, delivery, records, len(files), len(here), problems)
 
 
-def _counted(folder: Results, delivery: Delivery, records: Records) -> Iterator[str]:
-    """Yield what the counts and digests of manifest.json, records.parquet and the table differ
-    in."""
+def _differences(folder: Results, delivery: Delivery, records: Records) -> Iterator[str]:
+    """Yield the differences between manifest.json, records.parquet and the table."""
     counts = delivery.counts
     if records.num_rows != counts.ok:
         yield (
