@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 import traceback
+import types
 from concurrent.futures import thread as futures
 from pathlib import Path
 
@@ -52,6 +53,10 @@ OF_SERVER = {"", str(SRC)}
 """What sys.path has for the server alone."""
 FOLDER = "FORKS_OF_TESTS"
 """The variable with the folder of the server's socket."""
+ANONYMOUS = re.compile(r"^(\w+)-(\w+) rw-p \w+ 00:00 0 *(?:\[heap\])?$", re.MULTILINE)
+"""Lines of /proc/<pid>/maps with memory of no file."""
+HUGE, COLLAPSE = 1 << 21, 25
+"""Bytes of a huge page; MADV_COLLAPSE, of Linux 6.1 and newer."""
 PATIENCE_SECONDS = 240
 LONGEST = 1 << 17
 """Bytes of a request, most of them the environment."""
@@ -68,12 +73,15 @@ class Forked(subprocess.Popen):
     would read the same environment; any other command is started. The end of what is forked comes
     over the connection to the server."""
 
+    _forks_texts = False
     _server = None
 
     def _execute_child(self, command, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
         env = dict(os.environ if env is None else env)
         is_other = executable or preexec_fn or pass_fds or more[10:14] != (None, None, None, -1)
-        is_other = is_other or not _is_ours(command) or env.get("FEATUREMILL_DIE_WITH_PARENT")
+        is_other = (
+            is_other or not self._is_forked(command) or env.get("FEATUREMILL_DIE_WITH_PARENT")
+        )
         if is_other or _shadows(env) or _read_at_start(env) != _read_at_start(os.environ):
             start = command, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more
             super()._execute_child(*start)
@@ -81,7 +89,7 @@ class Forked(subprocess.Popen):
         pipes = p2cread, _, _, c2pwrite, _, errwrite = more[3:9]
         own = enumerate((p2cread, c2pwrite, errwrite))
         streams = [number if stream == -1 else stream for number, stream in own]
-        words = [os.fspath(word) for word in command[2:]]
+        words = [os.fspath(word) for word in command[1:]]
         folder = os.fspath(Path.cwd() if cwd is None else cwd)
         _keep_server()
         self._server = _connected()
@@ -90,6 +98,13 @@ class Forked(subprocess.Popen):
         self.pid = int(self._server.recv(LONGEST))
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+    def _is_forked(self, command):
+        if isinstance(command, str) or command[0] != sys.executable:
+            return False
+        option, program = [*map(str, command), "", ""][1:3]
+        is_ours = program in PROGRAMS or program.startswith(("featuremill.", "bench."))
+        return is_ours if option == "-m" else option == "-c" and self._forks_texts
 
     def _try_wait(self, wait_flags):
         """Be what `os.waitpid` is for a child."""
@@ -115,14 +130,15 @@ class Forked(subprocess.Popen):
         return self.returncode
 
 
-def _is_ours(command):
-    if isinstance(command, str) or list(command[:2]) != [sys.executable, "-m"]:
-        return False
-    return command[2] in PROGRAMS or command[2].startswith(("featuremill.", "bench."))
+class ForkedText(Forked):
+    """A `python -c …`, too, where nobody asks what its text has imported."""
+
+    _forks_texts = True
 
 
 def _shadows(environment):
-    """Return whether PYTHONPATH has what the server may have imported from elsewhere."""
+    """Return whether PYTHONPATH has what the server may have imported from elsewhere; what runs at
+    each start, a sitecustomize, runs in what is forked, too."""
     known = [SRC, TESTS / "plugins", *map(Path, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     folders = {*map(Path, environment.get("PYTHONPATH", "").split(os.pathsep))} - {*known}
     names = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
@@ -133,7 +149,7 @@ def _shadows(environment):
 def _installed():
     folders = (SRC, *map(Path, site.getsitepackages()))
     names = {path.name for folder in folders for path in folder.iterdir()}
-    return (names | {"sitecustomize.py", "usercustomize.py"}) - {"__pycache__"}
+    return names - {"__pycache__"}
 
 
 def _read_at_start(environment):
@@ -170,12 +186,31 @@ def _keep_server():
     atexit.register(connection.close)
 
 
+@functools.cache
+def _cached():
+    """Return the package's functions that keep what they returned. To look at all values of all
+    modules copies most pages of a process that was just forked."""
+    modules = [each for name, each in sys.modules.items() if name.startswith("featuremill.")]
+    values = [value for module in modules for value in vars(module).values()]
+    return [value for value in values if isinstance(value, functools._lru_cache_wrapper)]
+
+
 def _modules():
     """Return the names of the package's modules, found without importing any."""
     for path in sorted(SRC.glob("featuremill/**/*.py")):
         *parents, name = path.relative_to(SRC).with_suffix("").parts
         if name != "__main__":
             yield ".".join(parents if name == "__init__" else [*parents, name])
+
+
+def _collapse():
+    """Move this process's memory into huge pages, where the kernel can: a fork copies a table of
+    all pages, which takes most of its time."""
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for first, last in ANONYMOUS.findall(Path("/proc/self/maps").read_text()):
+        for start in range(-(-int(first, 16) // HUGE) * HUGE, int(last, 16) // HUGE * HUGE, HUGE):
+            advise(start, HUGE, COLLAPSE)
 
 
 def serve():
@@ -186,7 +221,9 @@ def serve():
     with contextlib.suppress(KeyError):
         sys.modules["snakemake.cli"].get_argument_parser()  # looks for plugins in all of sys.path
     inspect.getmodule(serve)  # looks at all modules
+    _cached()
     gc.freeze()  # no fork looks for garbage in what was imported, and no page of that is copied
+    _collapse()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = Path(os.environ[FOLDER], "socket")
     path.unlink(missing_ok=True)
@@ -269,20 +306,21 @@ class _Children(subprocess.Popen):
 
 
 def _ours(command, path):
-    """Return what follows `python -m`; nothing where a shell is needed, or it is another's."""
+    """Return what follows `python`; nothing where a shell is needed, or it is another's."""
     if not isinstance(command, str):
         module = command[2] if command[:2] == [sys.executable, "-m"] else ""
-        return command[2:] if module.startswith(("featuremill.", "bench.")) else ()
+        return command[1:] if module.startswith(("featuremill.", "bench.")) else ()
     said = OF_JOBS.fullmatch(command.strip())
     mine = str(Path(sys.executable).with_name("featuremill"))
     if not said or {*"$`\\\n"} & {*said[1]} or shutil.which("featuremill", path=path) != mine:
         return ()
     tokens = list(shlex.shlex(said[1], posix=True, punctuation_chars=True))
-    return () if any({*token} <= {*"();<>|&"} for token in tokens) else ["featuremill", *tokens]
+    needs_shell = any({*token} <= {*"();<>|&"} for token in tokens)
+    return () if needs_shell else ["-m", "featuremill", *tokens]
 
 
 def _leave(words, environment, keep):
-    """Go on as `python -m …` would have, up to the end, in a process that was just forked."""
+    """Go on as `python …` would have, up to the end, in a process that was just forked."""
     first = 3
     for number in (*sorted(keep), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, number)
@@ -291,7 +329,7 @@ def _leave(words, environment, keep):
     futures._threads_queues.clear()  # other threads are none of this process
     for name in ("", "featuremill", "snakemake"):  # nor are files of logs
         logging.getLogger(name or None).handlers.clear()
-    status = 1
+    status, interrupt = 1, 0
     try:
         _run(words, environment)
         status = 0
@@ -299,18 +337,22 @@ def _leave(words, environment, keep):
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if status and status is not end.code:
             print(end.code, file=sys.stderr)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        interrupt = signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0
     finally:
         threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
+        if interrupt:  # as Python itself ends then
+            signal.signal(interrupt, signal.SIG_DFL)
+            os.kill(os.getpid(), interrupt)
         os._exit(status)
 
 
 def _run(words, environment):
-    """Be what a start makes, and run a module; what that executes, too."""
+    """Be what a start makes, and run a module or a text; what that executes, too."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -321,36 +363,44 @@ def _run(words, environment):
         folder = None
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None
     for library in Path(folder).glob("lib*.so*") if folder else ():
         ctypes.CDLL(library)
-    paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.orig_argv = [sys.executable, *words]
+    paths = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.path[:] = [str(Path.cwd()), *paths, *(path for path in sys.path if path not in OF_SERVER)]
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, closefd=False)  # noqa: SIM115  (for as long as the process lives)
         for number, mode in enumerate("rww")
     )
-    for name, module in list(sys.modules.items()):
-        for value in vars(module).values() if name.startswith("featuremill.") else ():
-            if isinstance(value, functools._lru_cache_wrapper):
-                value.cache_clear()
+    for function in _cached():
+        function.cache_clear()
     sys.modules["featuremill.flow.summary"]._started = time.time()
+    if any(Path(folder, "sitecustomize.py").exists() for folder in paths):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
     # OpenMP reads this when torch is imported.
     if "torch" in sys.modules and environment.get("OMP_NUM_THREADS", "").isdigit():
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     subprocess.Popen = _Children
     os.execv = _execute
     while words:
-        program, *sys.argv[1:] = words
-        found = importlib.util.find_spec(program)
-        if found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{program}.__main__")
-        sys.argv[0] = found.origin
-        sys.modules.pop(found.name, None)
+        option, program, *sys.argv[1:] = words
         words = ()
         try:
+            if option == "-c":
+                sys.argv[0] = option
+                sys.modules["__main__"] = types.ModuleType("__main__")
+                exec(program, vars(sys.modules["__main__"]))
+                continue
+            found = importlib.util.find_spec(program)
+            if found.submodule_search_locations is not None:
+                found = importlib.util.find_spec(f"{program}.__main__")
+            sys.argv[0] = found.origin
+            sys.modules.pop(found.name, None)
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         except _Execution as another:
-            _, _, *words = another.args[0]
+            _, *words = another.args[0]
 
 
 def _execute(path, words):

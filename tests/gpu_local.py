@@ -18,9 +18,6 @@ OPTIONS = ("--executor", "gpu-local", "--cores", "8", "--nocolor")
 class Machine:
     """A folder with a workflow, on a node."""
 
-    is_forked = True
-    """False where files below TMPDIR are looked at: what is forked has those of its server."""
-
     def __init__(self, folder, node, environment, interpreter=sys.executable, prefix=()):
         """`prefix` has the words of a program that starts Snakemake, as one for another user."""
         self.folder = folder
@@ -47,8 +44,7 @@ class Machine:
         """Start Snakemake; what it prints is in a file."""
         log = self.folder / f"log{len(self._started)}"
         with log.open("w") as file:
-            popen = forks.Forked if self.is_forked else subprocess.Popen
-            process = popen(
+            process = forks.Forked(
                 [*self.prefix, self.interpreter, "-m", "snakemake", *OPTIONS, *map(str, words)],
                 cwd=self.folder,
                 env={**self.leases.environment, **dict(variables)},

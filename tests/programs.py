@@ -92,17 +92,18 @@ class Desk:
     """A folder and an environment in which programs are typed."""
 
     is_forked = True
-    """False where a Python is to read a sitecustomize, or other packages."""
+    """False where a Python is to read other packages."""
 
     def __init__(self, folder, environment):
         self.folder = folder
         self.environment = environment
 
     def start(self, *words, **more):
-        """Start `python -m …`, for who does something to it; its stderr can be read."""
+        """Start `python -m …`, or `-c …`, for who does something to it; its stderr can be read."""
         defaults = {"cwd": self.folder, "env": self.environment, "stderr": subprocess.PIPE}
-        command = [sys.executable, "-m", *map(str, words)]
-        popen = forks.Forked if self.is_forked else subprocess.Popen
+        option = [] if words[0] == "-c" else ["-m"]
+        command = [sys.executable, *option, *map(str, words)]
+        popen = forks.ForkedText if self.is_forked else subprocess.Popen
         return popen(command, **{**defaults, "text": True, **more})
 
     def type(self, *words, status=0, **variables):
@@ -177,9 +178,9 @@ class ForkedWorkload(WorkloadContract):
     def _fork(self, forked):
         """Have the one that is killed be forked, too."""
 
-    def _do(self, *words):
+    def _run_measured(self, *words):
         if words[0] == "merge":
-            return super()._do(*words)
+            return super()._run_measured(*words)
         Desk(Path.cwd(), dict(os.environ)).type("featuremill", *words, "--quiet")
         return 0
 

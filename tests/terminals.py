@@ -4,9 +4,9 @@ import os
 import pty
 import re
 import select
-import subprocess
 import termios
 
+import forks
 from programs import wait_for
 
 SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b.|[\r\n]|[^\x1b\r\n]+", re.DOTALL)
@@ -23,7 +23,7 @@ class Terminal:
         for name in ("COLUMNS", "LINES"):
             environment.pop(name, None)
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-        self.process = subprocess.Popen(command, env=environment, **{**streams, **more})
+        self.process = forks.ForkedText(command, env=environment, **{**streams, **more})
         os.close(theirs)
         self._bytes, self.said = b"", ""
 

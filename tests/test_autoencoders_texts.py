@@ -4,8 +4,6 @@ shows tokens in their texts, and a published autoencoder is applied to what it i
 import csv
 import json
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,8 +30,8 @@ def desk(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("texts")
     shutil.copytree(ROOT / "config", folder / "config")
     desk = Desk(folder, environment)
-    words = [sys.executable, "config/examples/llm_json.py", "random_llm"]
-    subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True)
+    code = "import runpy; runpy.run_path('config/examples/llm_json.py', run_name='__main__')"
+    desk.type("-c", code, "random_llm")
     with (folder / "random_llm/notes.csv").open("a", newline="") as file:
         csv.writer(file).writerows([["odd", ODD], ["lines", "Seen\nagain\tin a week"]])
     desk.type("featuremill", "run", "config/examples/texts_sae.yaml", "--cores", "1")
@@ -86,9 +84,9 @@ def test_a_changed_tokenizer_or_config_names_nothing(desk, run, tmp_path, monkey
     told["path"] = str(path.parent)
     told.pop("seal", None)
     weights.write_text(json.dumps(told))
-    assert origin.of(here).model == "model"
+    assert origin.find(here).model == "model"
     path.write_text(path.read_text().replace('"dropout":null', '"dropout": null').swapcase())
-    assert origin.of(here) == origin.Origin()
+    assert origin.find(here) == origin.Origin()
     assert texts.contexts_of(here, "tokens_layer_1", [("visit01", 3)]) == {}
 
 

@@ -640,7 +640,6 @@ def test_the_rung_below_is_named_with_its_reason(doctor, tmp_path):
     """Every kind of operation is spoiled in the child, which loads a layer as a worker would."""
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(SPOILED))
     check = doctor(system=NO_LIBRARY, real_torch=True)
-    check.is_forked = False
     check.environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}"
     answer = check("--json", "--model", "esm2_t48_15B_UR50D", status=None)
     (ways,) = answer["ways"]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from programs import Desk, wait_for
 
+from featuremill.__main__ import main
 from featuremill.base.locking import locked
 from featuremill.store import formats, run_lock
 
@@ -57,7 +58,8 @@ def ids(place):
 
 
 @pytest.mark.parametrize("is_key", [True, False])
-def test_results_are_on_another_disk_and_every_command_finds_them(folder, is_key):
+def test_results_are_on_another_disk_and_every_command_finds_them(folder, is_key, monkeypatch):
+    monkeypatch.chdir(folder.folder)
     if is_key:
         folder.write(results="../a disk")
     words = () if is_key else ("--results", "../a disk")
@@ -69,7 +71,7 @@ def test_results_are_on_another_disk_and_every_command_finds_them(folder, is_key
     for run in ("my.yaml", "results/my", folder.disk / "my"):
         for verb in EVERY_WORD:
             first, *more = verb.split()
-            folder.say(first, run, *more)
+            assert main([first, str(run), *more]) == 0
     (folder.folder / "my.fa").write_text(f"{RECORDS}>p3\nMKA\n")
     again = "featuremill run my.yaml" + ("" if is_key else f" --results '{folder.disk}'")
     command = ["--cores", "1"]

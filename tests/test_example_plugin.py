@@ -22,21 +22,22 @@ from featuremill.store.results import Results
 EXAMPLE = ROOT / "examples" / "plugin"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Return a folder with what both wheels hold, as pip lays it out."""
-    place = tmp_path_factory.mktemp("wheels")
-    for package in (ROOT, EXAMPLE):
+def wheels(place, *packages):
+    """Return a folder with what the wheels of `packages` hold, as pip lays it out."""
+    for package in packages:
         with contextlib.chdir(package):
             name = build_wheel(str(place))
         zipfile.ZipFile(place / name).extractall(place / "site")
     return place / "site"
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return wheels(tmp_path_factory.mktemp("wheels"), ROOT, EXAMPLE)
+
+
 class Terms(Desk):
     """The example's folder, without its code."""
-
-    is_forked = False  # or it were this checkout's featuremill
 
     @property
     def run_folder(self):
@@ -55,12 +56,16 @@ class Terms(Desk):
         return set(self.run_folder.store.rglob("*.arrows"))
 
 
+def terms_in(folder, environment, site):
+    mine = {**environment, "PYTHONPATH": str(site), "FEATUREMILL_CACHE": str(folder / "cache")}
+    code = shutil.ignore_patterns("featuremill_terms", "pyproject.toml", "__pycache__")
+    shutil.copytree(EXAMPLE, folder / "mine", ignore=code)
+    return Terms(folder / "mine", mine)
+
+
 @pytest.fixture
 def terms(site, tmp_path, environment):
-    mine = {**environment, "PYTHONPATH": str(site), "FEATUREMILL_CACHE": str(tmp_path / "cache")}
-    code = shutil.ignore_patterns("featuremill_terms", "pyproject.toml", "__pycache__")
-    shutil.copytree(EXAMPLE, tmp_path / "mine", ignore=code)
-    return Terms(tmp_path / "mine", mine)
+    return terms_in(tmp_path, environment, site)
 
 
 def expected():
@@ -134,7 +139,9 @@ def test_a_byte_of_the_glossary_computes_all_anew_and_a_move_nothing(terms):
     assert {term["category"] for row in found for term in row} >= {"defense", "enzyme"}
 
 
-def test_its_mistakes_are_one_sentence_each(terms):
+def test_its_mistakes_are_one_sentence_each(tmp_path, environment):
+    """Beside this checkout's featuremill, of which a process can be forked."""
+    terms = terms_in(tmp_path, environment, wheels(tmp_path, EXAMPLE))
     glossary = terms.folder / "glossary.tsv"
     glossary.write_text("kinase\tenzyme\nprotease\n")
     said = terms("run", "config.yaml", status=2)

@@ -83,7 +83,6 @@ def test_a_foreign_workflow_gets_its_gpus_unchanged(machine_of):
     """Four jobs at once on a GPU each, then one on two; what leases inside finds that it has them;
     the last sees none."""
     machine = machine_of(4)
-    machine.is_forked = False
     machine.write(FOREIGN)
     said = machine("--resources", "gpu=4")
     folded = sorted(machine.text(f"folded/{sample}.txt").strip() for sample in "abcd")
@@ -290,7 +289,6 @@ LONG = """
 def test_jobs_end_with_a_snakemake_that_is_killed(machine_of):
     """Their GPUs are free then, and nothing of theirs writes beside the next Snakemake."""
     machine = machine_of(3)
-    machine.is_forked = False
     machine.write(LONG)
     machine.write("import time; open(snakemake.output[0], 'w'); time.sleep(1000)", "script.py")
     process = machine.start()

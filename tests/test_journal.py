@@ -282,6 +282,17 @@ def test_a_strike_survives_a_torn_line_before_it(tmp_path):
     assert journal_log.read_log(log).strikes == [(1, 2)]
 
 
+def test_who_looks_at_a_journal_that_becomes_a_part_sees_nothing(tmp_path, monkeypatch):
+    """Its files go between two looks of another process."""
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    path = tmp_path / "j.arrows"
+    assert journal_log.num_rows_in(path) == 0
+    path.with_suffix(".log").write_text(f"{journal_log.MAGIC} 10\ncommit 9 x 3\n")
+    assert journal_log.num_rows_in(path) == 0
+    path.write_bytes(b"x" * 9)
+    assert journal_log.num_rows_in(path) == 3
+
+
 def test_another_schema_starts_over(tmp_path):
     path = tmp_path / "j.arrows"
     write(path, [0]).close()

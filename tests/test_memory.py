@@ -31,14 +31,9 @@ def proteins(count, length):
     return [(f"p{length}.{n}", "".join(rng.choices(LETTERS, k=length))) for n in range(count)]
 
 
-def surroundings(verbs):
-    """Return an environment with a cache of its own, in which what is freed is free at once.
-
-    And in which a thread reserves no 64 MB of addresses for itself: the limit counts them.
-    """
-    settings = {"FEATUREMILL_CACHE": verbs.folder / "cache"}
-    settings |= {"MALLOC_MMAP_THRESHOLD_": 2**20, "MALLOC_ARENA_MAX": 1}
-    return verbs.environment | {name: str(value) for name, value in settings.items()}
+LIMITED = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
+"""Variables with which what is freed is free at once, and with which a thread reserves no 64 MB of
+addresses for itself: the limit counts them."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,6 @@ def narrow(tmp_path_factory, environment):
     """Return a checkpoint with one narrow layer, which takes 4 KB a token; its weights are beside
     it."""
     verbs = Verbs(tmp_path_factory.mktemp("narrow"), environment)
-    verbs.environment = surroundings(verbs)
     checkpoint = save_fair_esm(fair_esm(1, 128, 8), verbs.folder / "narrow.pt")
     verbs("weights", checkpoint, "--output", verbs.folder / "weights.json")
     return checkpoint
@@ -57,7 +51,6 @@ class Cramped:
 
     def __init__(self, verbs, narrow, records, batch_tokens, device="cpu"):
         self.verbs = verbs
-        verbs.environment = surroundings(verbs)
         options = {"model": str(narrow), "dtype": "fp32", "long": "full"}
         self.plan = verbs.plan(
             records,
@@ -71,7 +64,8 @@ class Cramped:
     def __call__(self, room_mb=None):
         """Return the receipt, the part's rows by sha256 and what was said."""
         if room_mb:
-            self.verbs.environment |= {"CRAMPED_MB": str(room_mb)}
+            limits = {"CRAMPED_MB": str(room_mb)} | LIMITED
+            self.verbs.environment = {**self.verbs.environment, **limits}
         said = self.verbs.extract(self.plan)
         (receipt,) = self.verbs.receipts(self.plan)
         path = self.verbs.run_folder.part(self.plan["recipe"], self.plan["shards"][0]["shard"])
@@ -126,7 +120,7 @@ if "CRAMPED_MB" in os.environ:
 
 @pytest.mark.slow
 def test_embed_gets_smaller_batches_too(verbs, narrow):
-    environment = surroundings(verbs)
+    environment = verbs.environment | LIMITED
     sequences = [sequence for _, sequence in proteins(100, 500)]
 
     def embed(sequences, **more):

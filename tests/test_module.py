@@ -377,12 +377,6 @@ def test_without_a_checkout_two_commands_are_enough(wheel, tmp_path, environment
     plain = ("snakemake", "--snakefile", str(smk / "Snakefile"), "--configfile", "my.yaml")
     said = finish(folder, environment, sys.executable, "-m", *plain, "-n", "-c1")
     assert f"profile {smk}/profiles/default" in said
-    said = finish(folder, environment, *featuremill, *named, "-n", "--", "plan")
-    assert jobs_listed(said) == {"plan"}
-    said = finish(folder, environment, *featuremill, *named, "--configfile=a.yaml", status=2)
-    assert "a.yaml" not in said and "the config is my.yaml" in said
-    said = finish(folder, environment, *featuremill, "run", "mine.yaml", status=2)
-    assert "mine.yaml: there is no such config; featuremill init" in said
 
 
 SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from programs import Desk
+from programs import Desk, jobs_listed
 
 from featuremill.__main__ import main
 from featuremill.base import this_process
@@ -34,13 +34,15 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     (tmp_path / "my run.yaml").write_text(json.dumps(config))
     (tmp_path / "bad.yaml").write_text("inputs: my.fa\noptions: {model: ./what}\n")
     words = ["run", "my run.yaml", "--cores", "1", "--", "plan"]
-    said = Desk(tmp_path, environment).type("featuremill", *words).text
+    desk = Desk(tmp_path, environment)
+    assert jobs_listed(desk.type("featuremill", *words[:-2], "-n", *words[-2:]).text) == {"plan"}
+    said = desk.type("featuremill", *words).text
     assert "\n1 step done\n" in said, "not of how many: a plan adds steps"
     assert "workflow specific profile" not in said
     results = tmp_path / "results" / "my"
     last = run_lock.read(results)
     assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
-    bad = Desk(tmp_path, environment).type("featuremill", "run", "bad.yaml", status=2)
+    bad = desk.type("featuremill", "run", "bad.yaml", status=2)
     assert bad.err.splitlines()[-1].startswith(
         "error: bad.yaml:2: options.model: what: this file does"
     )
@@ -204,6 +206,20 @@ def test_a_config_that_is_no_yaml_is_answered_with_its_line(tmp_path, monkeypatc
     Path("my.yaml").write_text("inputs: my.fa\noptions:\n\tmodel: mill_t6_8M\n")
     assert main(["run", "my.yaml"]) == 2
     assert "my.yaml:3: this is not valid YAML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["my.yaml", "--configfile=a.yaml"], "--configfile: the config is my.yaml already; leave"),
+        (["mine.yaml"], "mine.yaml: there is no such config; featuremill init YOUR.fasta writes"),
+    ],
+)
+def test_a_config_that_is_not_there_or_named_twice(tmp_path, monkeypatch, capsys, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("inputs: my.fa\n")
+    assert main(["run", *words]) == 2
+    assert f"error: {sentence}" in capsys.readouterr().err
 
 
 def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import forks
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -364,7 +365,7 @@ def test_a_pipe_as_output_is_written_to_and_not_replaced(run, capfd, tmp_path):
 def test_on_a_terminal_it_is_a_table_that_no_description_disturbs(run, environment):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "featuremill", "search", str(run.root), *COMPOSITION]
-    process = subprocess.Popen(
+    process = forks.Forked(
         [*command, "--query", "twin", "-k", "2"],
         stdout=theirs,
         stderr=subprocess.PIPE,
@@ -388,7 +389,7 @@ def test_on_a_terminal_it_is_a_table_that_no_description_disturbs(run, environme
 def test_a_reader_that_has_enough_is_no_error(run, environment):
     ids = [id for id, _ in RECORDS if id not in VECTORLESS] * 40
     command = [sys.executable, "-m", "featuremill", "search", str(run.root), *COMPOSITION]
-    process = subprocess.Popen(
+    process = forks.Forked(
         [*command, "-k", "35", "--query", *ids],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -549,7 +550,7 @@ def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
         (run.root / "new").replace(run.root / name)
     row = searched.rows_of(["r3"])["r3"]
     queries = Queries(["r3"], searched.take(np.array([row])), [row])
-    found = list(hits.hits_of(searched, queries, hits.Chosen(3)))
+    found = list(hits.hits_of(searched, queries, hits.Settings(3)))
     pd.testing.assert_frame_equal(pd.DataFrame(found), expected)
 
 

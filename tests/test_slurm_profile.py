@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from programs import Workflow, random_records
+from programs import Desk, Workflow, random_records
 from snakemake.cli import get_argument_parser
 from snakemake.profiles import ProfileConfigFileParser
 
@@ -106,14 +106,10 @@ def test_a_profile_that_is_not_there_is_refused(tmp_path, environment, monkeypat
         assert main(["run", "my.yaml", "-n", *words]) == 2
         said = capsys.readouterr().err
         assert "no such file or folder" in said and "default, kubernetes, lsf, slurm." in said
-    command = [sys.executable, "-m", "featuremill", "run", "my.yaml", "-n"]
+    desk = Desk(tmp_path, environment)
     profile = ROOT / "profiles" / "default"  # the fast tests' environment has its executor
     for words in (["--workflow-profile", "default"], [f"--workflow-profile={profile}"]):
-        done = subprocess.run(
-            [*command, *words], env=environment, capture_output=True, text=True, timeout=60
-        )
-        said = done.stdout + done.stderr
-        assert done.returncode == 0, said
+        said = desk.type("featuremill", "run", "my.yaml", "-n", *words).text
         assert f"workflow specific profile {profile} for setting" in said
 
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -83,8 +82,6 @@ def test_without_the_extra_a_run_is_refused_before_it_plans(folder, bare):
     hint = "(or have Snakemake make environments for the jobs: --sdm conda)"
     assert f"\nerror: {sentence} {hint}.\n" in said
     assert "Error" not in said and not folder.results.root.exists()
-    # With environments of their own, jobs may have what Snakemake's has not.
-    assert "is not installed" not in folder.snakemake("--sdm", "conda", python=bare, status=1)
 
 
 @pytest.mark.parametrize(
@@ -236,12 +233,10 @@ main(sys.argv[1:])
 """
 
 
-def test_where_the_package_is_missing_lint_can_read_the_rules_and_a_run_says_what_to_install():
-    said = {}
-    for words in (["--lint"], ["-n", "--cores", "1"]):
-        command = [sys.executable, "-c", WITHOUT_FEATUREMILL, *words]
-        said[words[0]] = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert said["--lint"].returncode == 0, said["--lint"].stderr
-    assert said["-n"].returncode == 1
-    told = said["-n"].stdout + said["-n"].stderr
-    assert "featuremill is not installed in the Python of this Snakemake" in told
+def test_where_the_package_is_missing_lint_can_read_the_rules_and_a_run_says_what_to_install(
+    environment,
+):
+    desk = Desk(ROOT, environment)
+    desk.type("-c", WITHOUT_FEATUREMILL, "--lint")
+    said = desk.type("-c", WITHOUT_FEATUREMILL, "-n", "--cores", "1", status=1).text
+    assert "featuremill is not installed in the Python of this Snakemake" in said

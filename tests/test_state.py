@@ -23,6 +23,7 @@ from featuremill.steps.heads import Head
 from featuremill.steps.transfer import Transfer
 from featuremill.store import run_lock, state
 from featuremill.store.results import Results, RunFile
+from featuremill.store.state import came_at
 
 
 def written_run(folder, is_early=False, **keys):
@@ -304,6 +305,25 @@ def files_made(names, way):
 def test_status_is_not_done_once_a_file_that_was_read_is_another_one(desk, way):
     assert unnoticed(READ, way) == []
     assert look()[0] == 0, "with other times, and the same content"
+
+
+def test_an_edit_is_seen_where_all_files_of_the_run_are_newer(desk):
+    """As in a copy of the project by `cp -r`, whose files all have the time of the copy."""
+    edited(Path("in.fa"), "newer")
+    later = came_at(Path("in.fa")) + 9
+    for path in Path("results").rglob("*"):
+        os.utime(path, (later, later))
+    status, said = look()
+    assert status == 1 and "in.fa: this input has changed" in said
+
+
+def test_a_file_behind_a_link_is_the_one_that_is_looked_at(tmp_path):
+    link, file = tmp_path / "labels.csv", tmp_path / "data.csv"
+    file.write_text("a")
+    link.symlink_to(file)
+    seen = state.Seen.at(link, tmp_path)
+    edited(file, "same")
+    assert not seen.is_at(link, tmp_path)
 
 
 def test_a_dry_run_names_what_only_the_start_of_a_run_sees(desk):

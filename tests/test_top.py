@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import pytest
 from conftest import NOT_IMPORTED, ROOT
 from documents import section
@@ -389,9 +390,7 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, caps
 def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
     run.start(0, A).sample(100)
     command = [sys.executable, "-m", "featuremill", "top", run.folder.root, "--every", "0.05"]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = forks.Forked(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert b"1.2 % of the work" in process.stdout.readline()
     process.stdout.close()
     assert process.wait(60) == 128 + signal.SIGPIPE and process.stderr.read() == b""
@@ -404,7 +403,7 @@ def test_it_waits_for_a_run_that_has_not_begun(verbs):
     top(verbs, folder="reslts/test", status=2)  # no folder of runs
     command = [sys.executable, "-m", "featuremill", "top", "results/test", "--every", "0.5"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=verbs.folder, env=verbs.environment, **pipes)
+    process = forks.Forked(command, cwd=verbs.folder, env=verbs.environment, **pipes)
     assert "waiting for a run in results/test" in process.stderr.readline()
     verbs.extract(verbs.plan([("a", "MKV")]))
     verbs("merge", verbs.run_folder.root)

@@ -8,6 +8,7 @@ import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import forks
 import pytest
 import torch
 from esm2_models import (
@@ -436,7 +437,7 @@ def test_two_processes_convert_once(cache, tmp_path, environment):
     path = save_fair_esm(fair_esm(12, 240, 4), tmp_path / "m.pt")
     command = [sys.executable, "-m", "featuremill", "weights", path, "--cache", cache]
     processes = [
-        subprocess.Popen(
+        forks.Forked(
             [*map(str, command), "--output", str(tmp_path / f"{number}.json")],
             stderr=subprocess.PIPE,
             text=True,

@@ -91,8 +91,7 @@ class Labels(Section):
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
     id_column: str = ""
-    """The file's column of ids. If not given, it is found by its name, such as `id`, `accession` or
-    `entry`."""
+    """The file's column of ids; if not given, a column such as `id`, `accession` or `entry`."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Labels:
@@ -547,8 +546,8 @@ def checked(
     """Return the section at `path` of a config as a validated `model`.
 
     Raises:
-        UserError: a sentence for each wrong key; `elsewhere` says of some where they belong, and
-            `besides` are keys of the first level that belong to somebody else.
+        UserError: a sentence for each wrong key; `elsewhere` has advice for misplaced keys, and
+            `besides` are keys of the first level that other models have.
     """
     try:
         return model.model_validate(dict(raw))
@@ -571,8 +570,7 @@ def sections() -> dict[str, str]:
 
 
 def _options() -> dict[str, type[WorkloadOptions]]:
-    """Return the options of each installed workload, the default one first. A broken workload has
-    none."""
+    """Return the options of each installed workload, the default first; none of broken ones."""
     options = {}
     for name in (DEFAULT, *workloads()):
         with contextlib.suppress(UserError, WorkloadError):

@@ -1,5 +1,4 @@
-"""featuremill config-docs: write config/README.md, the JSON schema and docs/environment.md from the
-models that validate them."""
+"""featuremill config-docs: write config/README.md, the JSON schema and docs/environment.md."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ WITHOUT_EFFECT = {
     "merge": {"labels", "keep"},
     "report": {"keep"},
 }
-"""Keys of a config that do not affect the outputs of a command, so that an edit does not rerun
-it."""
+"""Keys of a config that do not affect the outputs of a command, and trigger no rerun."""
 
 
 def counted(config: Run, verb: str) -> dict[str, Any]:
@@ -114,8 +113,7 @@ def _listed_in_manifest(config: Run, folder: Results) -> State:
 
 
 def options_of_values(config: Run) -> dict[str, Any]:
-    """Return the options that determine values or records, without paths and with "auto" not
-    resolved."""
+    """Return the options that determine values or records, without paths; "auto" is kept."""
     left_out = {*execution_of(type(config.options)) - TableOptions.EXECUTION}
     options: dict[str, Any] = config.options.model_dump(mode="json", exclude=left_out)
     return options

@@ -39,8 +39,7 @@ class Runs(NamedTuple):
         return not self.steps and len(self.folders) == 1
 
     def again(self, forced: Sequence[str] = ()) -> str:
-        """Return the command that computes or continues all runs; `forced` as in
-        `command_line.again`."""
+        """Return the command that computes all runs; `forced` as in `command_line.again`."""
         known = next(filter(run_lock.read, self.folders), None)
         if known or self.path.is_dir() or self.path in self.folders:
             return command_line.again(known or self.folders[0], forced)

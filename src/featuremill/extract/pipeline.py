@@ -50,8 +50,7 @@ class Watch:
         """Seconds and cost of the first batch, which includes one-time work."""
 
     def arm(self, cost: int) -> None:
-        """Restart the timer for batches of this total cost. It fires even if C code holds the
-        GIL."""
+        """Restart the timer for batches of this total cost; it fires even if the GIL is held."""
         self.arm_for(max(self._stall_seconds, SLOWER * self._predicted(cost)))
 
     def arm_for(self, seconds: float) -> None:
@@ -123,8 +122,7 @@ class Shard:
         return self._sha256[32 * row : 32 * row + 32]
 
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows to commit. A row with a reason, or a missing or non-finite value, is
-        failed."""
+        """Return the rows to commit; rows with a reason or non-finite values are failed."""
         plugin_errors.refuse_answer(self._workload, values, len(rows), self.values)
         values, reasons = compute.split_reasons(values)
         return self._of_part(rows, values, reasons)
@@ -293,8 +291,7 @@ class Pipeline:
         return not failed
 
     def _waited_for(self, finished: Future[Exception | None]) -> Exception | None:
-        """Wait until a batch is committed; return its error. Add the idle time to
-        `waited_for_disk`."""
+        """Wait until a batch is committed; return its error. Adds to `waited_for_disk`."""
         since = time.monotonic()
         error = finished.result()
         is_ready = bool(self._ahead and self._ahead[1] and self._ahead[1].done())

@@ -115,8 +115,7 @@ class Poller:
 
 
 def _energy_j(last: tuple[float, Gauges] | None, now: tuple[float, Gauges]) -> float | None:
-    """Return the energy of a GPU between two readings, in joules: by its counter, else by its
-    power."""
+    """Return the energy of a GPU between two readings in joules, by its counter or power."""
     if last is None:
         return None if now[1].energy_j is None and now[1].power_w is None else 0.0
     seconds, before, after = now[0] - last[0], last[1], now[1]
@@ -129,8 +128,7 @@ def _energy_j(last: tuple[float, Gauges] | None, now: tuple[float, Gauges]) -> f
 
 VERSION = 1
 LAST_SECONDS = 2.0
-"""Longest time that the job waits for the last sample and the last line, if a disk hangs or the
-machine is overloaded."""
+"""Longest wait for the last sample and the last line, if a disk or the machine hangs."""
 FRESH_SECONDS = 0.25
 """Longest time that the last sample waits for a new reading of NVML."""
 LEAST_SECONDS_OF_CPU = 0.2
@@ -330,8 +328,7 @@ class Sampler:
             self._write_at = now + apart - EVERY_SECONDS / 2  # rounded to a sample
 
     def _process(self) -> dict[str, float]:
-        """Return the worker's `cpu_percent` (of one core, since the last reading) and resident
-        `memory_mb`."""
+        """Return the worker's `cpu_percent` (of one core) and resident `memory_mb`."""
         import psutil
 
         worker, now, reading = self.worker, time.monotonic(), dict[str, float]()

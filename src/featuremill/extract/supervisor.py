@@ -157,8 +157,7 @@ class Supervisor:
         return len(state.commits) if state else 0
 
     def _given_up(self, manner: str) -> list[str]:
-        """Return the UUIDs of devices that are not used again; `manner` describes the last
-        death."""
+        """Return the UUIDs of devices not to use again; `manner` describes the last death."""
         given_up = [u for u, count in self._failures.items() if count >= MAX_FAILURES_A_DEVICE]
         allowed = devices_for(self._choice) if given_up else []
         if given_up and all(device.uuid in given_up for device in allowed):

@@ -28,8 +28,7 @@ Hashes = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 
 
 def hashes_at(path: Path, num_rows: int) -> Hashes | None:
-    """Return the index of `num_rows` rows that merge wrote, memory-mapped; None if it is missing or
-    has another number of rows."""
+    """Return the memory-mapped index of merge, or None if it is missing or does not fit."""
     try:
         both = np.load(path, mmap_mode="r" if num_rows else None)
     except (OSError, ValueError, EOFError):

@@ -47,7 +47,7 @@ Ranks = Callable[[Rows], Rows]
 """A function that returns the ranks of rows, which order equally near rows."""
 
 
-class Found(NamedTuple):
+class Neighbours(NamedTuple):
     """The nearest rows to one query, nearest first; equally near rows by rank, or in order."""
 
     rows: Rows
@@ -101,8 +101,7 @@ def _lengths(vectors: Matrix) -> Scores:
 
 
 class Nearest:
-    """The k nearest of the added vectors to each query; ties are won by the lowest rank, or the
-    earliest vector."""
+    """The k nearest of the added vectors to each query; of ties, the lowest rank or first."""
 
     def __init__(
         self,
@@ -199,13 +198,13 @@ class Nearest:
             below = np.nextafter(floors.astype(self._dtype), -self._dtype.type(np.inf))
             self._floors = below[:, None]
 
-    def hits(self) -> list[Found]:
+    def hits(self) -> list[Neighbours]:
         """Return the nearest rows of each query, with their scores."""
         rows, closeness, ends = self._best.sorted()
         scores = self._sign * closeness
         starts = [0, *ends[:-1].tolist()]
         return [
-            Found(rows[start:end], scores[start:end])
+            Neighbours(rows[start:end], scores[start:end])
             for start, end in zip(starts, ends.tolist(), strict=True)
         ]
 
@@ -264,7 +263,7 @@ def nearest_in_memory(
     k: int,
     metric: Metric,
     excluded: Callable[[slice, slice], Mask] | None = None,
-) -> Iterator[Found]:
+) -> Iterator[Neighbours]:
     """Yield the `k` nearest of `vectors` (rows, width), or all, to each query (queries, width);
     `excluded` returns the mask of pairs to skip for a slice of queries and a slice of rows.
 

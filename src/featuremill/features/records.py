@@ -253,8 +253,7 @@ class Features(Records):
         self._check()
 
     def failures(self) -> Iterator[Failure]:
-        """Yield the records of the run without a vector, with whole ids and reasons, in the order
-        of the input."""
+        """Yield the records of the run without a vector, with reasons, in order of the input."""
         path = self.delivered.root / FAILED[0]
         failures = failed.read(path) if path.exists() else iter(())
         return (failure._replace(id=failure.whole_id) for failure in failures)

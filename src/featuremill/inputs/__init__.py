@@ -90,8 +90,7 @@ class SequenceOptions(TableOptions):
     """What the inputs are: `proteins`, or `nucleotides` (DNA or RNA, with U read as T)."""
 
     def row_columns(self) -> Mapping[str, type] | None:
-        """Return the columns of tables, with types, if records are rows of tables; None if they are
-        sequences."""
+        """Return the columns of tables with their types, or None if records are sequences."""
         return None
 
 
@@ -101,8 +100,7 @@ class RowOptions(WorkloadOptions):
     EXECUTION = frozenset({"id_column"})
 
     id_column: str = ""
-    """Column of the ids in the inputs. If not given, it is found by its name, such as `id`,
-    `accession` or `name`."""
+    """Column of the ids in the inputs; if not given, a column such as `id` or `name`."""
 
     def payload_columns(self) -> Mapping[str, type] | Sequence[str] | None:
         """Return the columns whose values are a record's payload; None: all but the ids.

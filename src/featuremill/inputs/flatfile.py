@@ -50,8 +50,7 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
 
 
 def format_of(path: Path) -> str:
-    """Return Biopython's name of the format of `path`, by its first lines or its suffix; "" if it
-    is unknown."""
+    """Return Biopython's name of the format, by first lines or suffix; "" if unknown."""
     with source.open_text(path, "surrogateescape", MAX_ENTRY_BYTES) as text:
         lines = (line for line in text if line.strip())
         first = next(lines, "")

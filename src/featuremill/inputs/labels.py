@@ -159,8 +159,7 @@ def read_ahead(
     id_column: str = "",
     wanted: Container[str] | None = None,
 ) -> dict[str, Label]:
-    """Return the labels as `read` does, before the first job; {} if the table is missing or larger
-    than MOST_AHEAD_BYTES."""
+    """Return the labels as `read` does, before the first job; {} if missing or too large."""
     if not path.is_file() or path.stat().st_size > MOST_AHEAD_BYTES:
         return {}
     return read(path, column, group, id_columns, id_column, wanted)[0]

@@ -71,8 +71,7 @@ class Sheet(NamedTuple):
         columns.find_named(self.path, list(self.about), column)
 
     def refuse_missing(self, besides: Collection[str] = ()) -> None:
-        """Raise UserError if a file is missing or cannot be read; files in `besides` are not
-        checked."""
+        """Raise UserError if a file, except those in `besides`, cannot be read."""
         if wrong := self.missing(besides):
             more = f" (and {len(wrong) - 1:,} more such rows)" if len(wrong) > 1 else ""
             raise UserError(f"{wrong[0]}{more}")

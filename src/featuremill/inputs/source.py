@@ -64,8 +64,7 @@ class DamagedError(Exception):
 
 
 class Meter(io.RawIOBase):
-    """A byte stream that raises `DamagedError` for any failure to read, and for a record without
-    an end."""
+    """A byte stream that raises `DamagedError` for failures and for records without an end."""
 
     def __init__(self, path: Path, stream: Any, max_bytes: int) -> None:
         self.num_open = 0

@@ -27,8 +27,7 @@ class Device(NamedTuple):
     name: str
     has_bf16: bool
     number: int = 0
-    """The number in NVML and in PCI bus order, as in nvidia-smi. A slice has the number of its
-    GPU."""
+    """The number in NVML and in PCI bus order, as in nvidia-smi; a slice has its GPU's."""
     memory_mb: int = 0
     num_multiprocessors: int = 0
     problem: str = ""
@@ -109,8 +108,7 @@ def matching(devices: Sequence[Device], token: str) -> list[Device]:
 
 
 def visible(devices: Sequence[Device], mask: str | None) -> list[Device]:
-    """Apply CUDA's rule for a mask: indices or UUID prefixes; the first unknown entry ends the
-    list."""
+    """Apply CUDA's rule for masks: indices or UUID prefixes, up to the first unknown entry."""
     if mask is None:
         return list(devices)
     allowed: list[Device] = []

@@ -177,8 +177,7 @@ def plain(text: str) -> str:
 
 
 def read_note(path: Path) -> Any:
-    """Return the JSON in the file `path`; None for anything else. Follows no links, and does not
-    block on a pipe."""
+    """Return the JSON in the file `path`, or None; follows no links and blocks on no pipe."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(path, flags)

@@ -137,8 +137,7 @@ def gauges_of(handle: Any) -> Gauges:
 
 
 def memory_of(handle: Any) -> Any:
-    """Return total, used and free bytes, in the version that separates the driver's reserve, if
-    possible."""
+    """Return total, used and free bytes, without the driver's reserve if NVML separates it."""
     memory = tell(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     return memory or tell(pynvml.nvmlDeviceGetMemoryInfo, handle)
 

@@ -1,5 +1,4 @@
-"""Find the devices that a lease may choose from: those of the machine, limited by the scheduler and
-the request."""
+"""Find the devices of a lease: those of the machine that scheduler and request permit."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Offer(NamedTuple):
     excluded: dict[str, str]
     """Requested devices that cannot be used, each with the reason."""
     given_by: str
-    """The variable by which a scheduler or user gave devices; "" if there is none."""
+    """The variable with which a scheduler or user chose devices; "" if there is none."""
     num_given: int
     """Number of devices in that variable, usable or not; 0 if there is none."""
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from featuremill.base import run_log
@@ -35,7 +36,7 @@ from featuremill.plan.records import write_records
 from featuremill.plan.shard_cost import Cut, Sizing, is_better
 from featuremill.plan.shards import Cutter
 from featuremill.plan.taken import NOTHING, Lookup, Offer, look_up
-from featuremill.store import ours, shared
+from featuremill.store import ours, shared, state
 from featuremill.store.files import remove_left, scratch, sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
@@ -88,6 +89,8 @@ class Planned(NamedTuple):
     plan: Plan
     why_cut: str
     """A sentence about the size of new shards; "" if the config sets it."""
+    read: Mapping[str, state.Seen] = MappingProxyType({})
+    """The inputs by path, as they were before they were read."""
 
 
 def plan(
@@ -132,9 +135,10 @@ def plan(
             Processes(threads or num_cores()) as processes,
         ):
             planning = Planning(folder, config, options, sizing, last, processes, spool_folder)
-            result, why_cut = planning.write()
+            result, why_cut, read = planning.write()
         result.write(folder.store / "plan.json")
         ours.write_json(folder.plan, result.content())
+        state.State(config={}, inputs=dict(read)).write(state.planned_inputs(folder.root))
         shared.note_run(folder, result)
     announce(folder, result, last, why_cut, sizing, config.outputs, config.order)
     if warning := too_large(config, device, weights, result):
@@ -175,7 +179,7 @@ class Planning(NamedTuple):
         sheet = samples.read(Path(self.run.samples)) if self.run.samples else None
         if sheet:
             _check(sheet)
-        spooled, inputs = self._read(sheet)
+        spooled, inputs, read = self._read(sheet)
         repeats = spooled.repeats
         if spooled.tally.is_nucleotides:
             nucleotides.refuse(self.run.named, log)
@@ -189,12 +193,12 @@ class Planning(NamedTuple):
             cut.cutter.shards,
             sheet.about if sheet else {},
         )
-        return Planned(self._plan(spooled, inputs, cut), cut.why)
+        return Planned(self._plan(spooled, inputs, cut), cut.why, read)
 
-    def _read(self, sheet: Sheet | None) -> tuple[Spooled, list[Input]]:
-        """Spool the records; return that, and what `plan.json` says of each input."""
+    def _read(self, sheet: Sheet | None) -> tuple[Spooled, list[Input], dict[str, state.Seen]]:
+        """Spool the records; return that, and what `plan.json` and `state` say of each input."""
         files = Counter(self.run.files)
-        before = [_identity(path) for path in files]
+        before = _looks(files)
         spooled = read_records(self.run, self.options, self.scratch, self.processes, sheet)
         digests = self.processes.map(sha256_of, [(Path(name),) for name in files])
         inputs = [
@@ -206,12 +210,14 @@ class Planning(NamedTuple):
             )
             for (name, times), sha256 in zip(files.items(), digests, strict=True)
         ]
-        for path, identity in zip(files, before, strict=True):
-            if _identity(path) != identity:
+        after = _looks(files)
+        for path in files:
+            if after.get(path) != before.get(path):
                 raise UserError(
                     f"{path}: it changed while it was read; run the same command again."
                 )
-        return spooled, inputs
+        seen = (state.Seen(sha256=each.sha256, looks=before[each.path]) for each in inputs)
+        return spooled, inputs, dict(zip(files, seen, strict=True))
 
     def _cut(self, spooled: Spooled) -> Assigned:
         """Give each record a shard: an old one, one of a store, or a new one."""
@@ -288,9 +294,6 @@ def _check(sheet: Sheet) -> None:
         log.warning("%s: so are %s", sheet.path, counted(more, "other file"))
 
 
-def _identity(path: str) -> tuple[int, int, int] | None:
-    """Return what changes when a file is written to; None for none, which reading will tell."""
-    if not Path(path).exists():
-        return None
-    about = Path(path).stat()
-    return about.st_size, about.st_mtime_ns, about.st_ino
+def _looks(files: Iterable[str]) -> dict[str, list[int]]:
+    """Return the looks of the files that exist; reading reports the others."""
+    return {path: state.looks(Path(path)) for path in files if Path(path).exists()}

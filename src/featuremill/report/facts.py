@@ -63,12 +63,12 @@ class Facts(NamedTuple):
         return wall_seconds(piece.working for piece in self.pieces)
 
     def busy_seconds(self, lane: str) -> float:
-        """Return the seconds in which the device of `lane` was at work."""
+        """Return the seconds in which the device of `lane` computed."""
         return busy_seconds(piece.working for piece in self.pieces if piece.lane == lane)
 
     @property
     def lanes(self) -> list[str]:
-        """The names of all devices that were at work."""
+        """The names of all devices that computed."""
         return sorted({piece.lane for piece in self.pieces})
 
     @property

@@ -89,8 +89,7 @@ class _Lines(threading.Thread):
                     os.write(2, text.encode())
 
     def _poll(self) -> ProjectState | None:
-        """Return the state of the runs; None until a job computes. A run that cannot be read keeps
-        its last state."""
+        """Return the state of the runs, or None before a job; unreadable runs keep their state."""
         from featuremill.status.project import ProjectState
         from featuremill.status.reader import RunReader
 

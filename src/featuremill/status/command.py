@@ -1,6 +1,6 @@
 """featuremill status: print what is done, what runs where, what failed and why, and what to type.
 
-It only reads the files of the other commands, so it can run at any time, beside them.
+It only reads the files of other commands, so it can run at any time.
 """
 
 from __future__ import annotations

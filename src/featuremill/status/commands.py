@@ -85,8 +85,7 @@ class Commands:
         """Whether the run's folder is where Snakemake expects it."""
 
     def fixing(self, fixes: Iterable[Fix], pending: Iterable[str] = ()) -> list[str]:
-        """Return the commands that apply all `fixes`, in order; `pending` are the shards that are
-        not computed yet."""
+        """Return the commands that apply all `fixes`, in order; `pending` are shards to compute."""
         fixes = list(fixes)
         remove = removing(fixes)
         if self.is_snakemakes:

@@ -1,5 +1,4 @@
-"""The state of one job, from its shard, the holder of its lock and its telemetry; the time left of
-all jobs."""
+"""The state of a job, from its shard, lock and telemetry; the time left of all jobs."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.telemetry import TAIL_BYTES, Rates, State, events_of, followed
 
 SPEED_SECONDS = 30.0
-"""The time over which the displayed speed is the mean."""
+"""The time over which the displayed speed is averaged."""
 PACE_SECONDS = 300.0
-"""The time over which the speed behind the time left is the mean."""
+"""The time over which the speed is averaged to estimate the time left."""
 LEAST_SILENCE_SECONDS = 20.0
 MISSED = 4
 """Late samples before a job counts as silent."""

@@ -140,8 +140,7 @@ def failed(run: RunState) -> list[str]:
 
 
 def failures(run: RunState) -> list[tuple[str, str]]:
-    """Return each reason for failed records with their number, and each failed job; and for each
-    the remedy, or ""."""
+    """Return reasons for failed records with counts, and failed jobs, each with a remedy."""
     lines = [
         (
             f"{words.records(group.number)} {group.status}: {one_line(plain(group.reason))}",

@@ -102,8 +102,8 @@ class ProjectState:
                 name: run.as_json() if run.is_begun else None for name, run in self.states.items()
             },
             "steps": {
-                step.label: {"files": list(step.files), "made": stands, "figures": dict(figures)}
-                for step, stands, figures in products
+                step.label: {"files": list(step.files), "made": status, "figures": dict(figures)}
+                for step, status, figures in products
             },
             "problems": [problem.as_json() for problem in self.problems],
             "next": self.next,
@@ -159,11 +159,11 @@ class ProjectReader:
         state = ProjectState(runs, states, steps, is_inspected=True)
         pairs = [*zip(runs.steps, steps, strict=True)]
         state.figures = [
-            {} if stands == "no" or damaged(step.files) else step.figures()
-            for step, stands in pairs
+            {} if status == "no" or damaged(step.files) else step.figures()
+            for step, status in pairs
         ]
         if not state.is_at_work:
-            missing = [step for step, stands in pairs if stands != "yes"]
+            missing = [step for step, status in pairs if status != "yes"]
             logs = [(step.label, log) for step in missing for log in step.logs]
             for label, log in logs:
                 state.problems += error_in_log("step_failed", f"{label}: the last try", Path(log))

@@ -278,8 +278,7 @@ class RunReader:
             state.problems = problems_before_plan(self._results, last.weights_json if last else "")
 
     def read_planned(self, state: RunState, reads_reasons: bool = True) -> None:
-        """Set the state of shards and results, and their problems; read the parts with failed rows
-        if it `reads_reasons`."""
+        """Set the state and problems of shards and results; read failed rows on request."""
         results, plan, verifies = self._results, self._plan, state.verified
         assert plan
         delivery = results.find_delivery()

@@ -91,8 +91,7 @@ def screen(now: RunState, width: int) -> RenderableType:
 
 
 def _jobs_table(now: RunState, width: int) -> Table:
-    """Return a table with a row for each device or slot. If it is too wide, names are cut and
-    columns dropped."""
+    """Return a table with a row per device or slot; names and columns are cut to fit."""
     unit = one_line(now.cost_unit)[:12].upper()
     headings = ("DEVICE", "SHARD", "RECORDS", "USE", "MEMORY", "°C", "W", f"{unit}/S", "LEFT")
     is_here = {job.host for job in now.at_work} <= {platform.node()}

@@ -1,5 +1,4 @@
-"""Problems of a run's source files (inputs, files of options, weights, records.parquet, parts), and
-errors in the logs of its jobs."""
+"""Problems of the source files of a run, and errors in the logs of its jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,15 @@ from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan, SharedPart
 from featuremill.store.results import Results
-from featuremill.store.state import LARGE, came_at, known_sha256_of
+from featuremill.store.state import (
+    LARGE,
+    Seen,
+    State,
+    came_at,
+    known_sha256_of,
+    looks,
+    planned_inputs,
+)
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
 from featuremill.workload.recipe import other_versions_here
@@ -68,6 +75,7 @@ def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
 def _check_inputs(
     results: Results, plan: Plan, is_merged: bool, verifies: bool
 ) -> Iterator[Problem]:
+    record = State.find(planned_inputs(results.root))
     for entry in plan.inputs:
         path, shown = results.placed(entry.path), f"{entry.path}: this input"
         is_late = is_newer(path, results.plan)
@@ -75,7 +83,11 @@ def _check_inputs(
             yield _gone("input", shown, is_merged)
             continue
         # Snakemake does not notice a replacement that has an older time.
-        is_touched = came_at(path) > results.plan.stat().st_mtime
+        if record:
+            seen = Seen(sha256=entry.sha256, looks=looks(path))
+            is_touched = record.inputs.get(entry.path) != seen
+        else:  # of an earlier featuremill
+            is_touched = came_at(path) > results.plan.stat().st_mtime
         if not has_size(path, entry.bytes):
             fix = Fix("plan", seen_by="snakemake" if is_late else "start")
             yield Problem("input_changed", f"{shown} {CHANGED}.", fix)

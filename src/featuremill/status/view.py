@@ -87,18 +87,18 @@ def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
         left = time_left(state)
         line = f"{state.folder}: {summary(state).rstrip('.')}{left and f'; {left}'}"
         runs.append((name, line if state.is_begun else "not started"))
-    for step, stands, figures in zip(
+    for step, status, figures in zip(
         project.runs.steps, project.steps, project.figures, strict=True
     ):
-        text = plain(step.progress()) if stands == "no" else ""
+        text = plain(step.progress()) if status == "no" else ""
         counts = [f"{number:,} {plain(what)}" for what, number in figures.items() if number]
         if counts:
-            text = ", ".join(counts) + LATER[stands]
-        if stands == "no" and not text and Path(step.files[-1]).exists():
+            text = ", ".join(counts) + LATER[status]
+        if status == "no" and not text and Path(step.files[-1]).exists():
             text = f"{Path(step.missing()[0]).name} is gone"
-        if stands == "older" and (changes := step.differences().changes):
-            text = f"{text or STEPS[stands]} ({in_words(changes)})"
-        steps.append((step.label, f"{step.shown}: {text or STEPS[stands]}"))
+        if status == "older" and (changes := step.differences().changes):
+            text = f"{text or STEPS[status]} ({in_words(changes)})"
+        steps.append((step.label, f"{step.shown}: {text or STEPS[status]}"))
     first = project.runs.num_before
     return [*steps[:first], *runs, *steps[first:]]
 

@@ -123,8 +123,8 @@ def _known(reader: ProjectReader, now: ProjectState) -> ProjectState:
 
 
 def _polls(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
-    """Yield the state of the runs every so many `seconds`. After the first poll, an error of the
-    file system does not end the loop, but is set as `trouble`."""
+    """Yield the state of the runs at an interval of `seconds`. After the first poll, an error of
+    the file system does not end the loop, but is set as `trouble`."""
     now = reader.poll()
     while True:
         started = time.monotonic()

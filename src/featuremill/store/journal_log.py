@@ -38,16 +38,20 @@ class LogState(NamedTuple):
 
     def num_rows(self, data: Path) -> int:
         """Return the number of committed rows that lie within the size of the data file `data`."""
-        num_bytes = data.stat().st_size if data.exists() else 0
+        try:
+            num_bytes = data.stat().st_size
+        except FileNotFoundError:
+            num_bytes = 0
         return sum(commit.num_rows for commit in self.commits if commit.end <= num_bytes)
 
 
 def read_log(path: Path) -> LogState | None:
     """Return the content of the log at `path`, up to its first unreadable line; None without a
     usable log."""
-    if not path.exists():
+    try:  # and not `exists`: another process may remove it at any moment
+        lines = path.read_bytes().split(b"\n")[:-1]  # the text behind the last newline was cut off
+    except FileNotFoundError:
         return None
-    lines = path.read_bytes().split(b"\n")[:-1]  # the text behind the last newline was cut off
     commits: list[Commit] = []
     strikes: list[tuple[int, ...]] = []
     in_flight: deque[tuple[int, ...]] = deque()

@@ -63,6 +63,11 @@ def came_at(path: Path) -> float:
     return max(status.st_mtime, status.st_ctime, name.st_mtime, name.st_ctime)
 
 
+def looks(path: Path) -> list[int]:
+    """Return size, times and inode of the file at `path`, or of the one that it is a link to."""
+    return ours.looks(path.resolve())
+
+
 class Seen(Record):
     """A file when it was read or written."""
 
@@ -76,12 +81,12 @@ class Seen(Record):
         """Return the file at `path` as it is now. Digests of large files are kept in `folder`."""
         if path.is_dir():
             return cls(sha256=digest_at(path))
-        return cls(sha256=known_sha256_of(path, folder), looks=ours.looks(path))
+        return cls(sha256=known_sha256_of(path, folder), looks=looks(path))
 
     def is_at(self, path: Path, folder: Path) -> bool:
         """Return whether the file at `path` has the same content."""
         if self.looks and not path.is_dir():
-            now = ours.looks(path)
+            now = looks(path)
             if now == self.looks or now[0] != self.looks[0]:
                 return now == self.looks
         return Seen.at(path, folder).sha256 == self.sha256
@@ -133,6 +138,14 @@ class State(JsonFile):
 def path_of(folder: str | Path, product: str) -> str:
     """Return the path of the record of a `product` in the folder of the project or of the run."""
     return f"{folder}/{FOLDER}/{product}.json"
+
+
+def planned_inputs(root: Path) -> Path:
+    """Return the path of the record of the inputs that the plan of the run in `root` was made of.
+
+    It has their looks before they were read, since a copy changes the time of plan.json.
+    """
+    return Path(path_of(root, "read"))
 
 
 def stated(config: Mapping[str, Any], sha256: Mapping[str, str] = MappingProxyType({})) -> State:

@@ -66,8 +66,7 @@ REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if nam
 
 
 def optional_of(name: str, attribute: str) -> Any:
-    """Return the optional attribute of the workload called `name`, or the default if the workload
-    is not installed."""
+    """Return the optional attribute of a workload, or the default if it is not installed."""
     try:
         return optional(find_workload(name), attribute)
     except (UserError, WorkloadError):

@@ -110,7 +110,7 @@ class Queue:
         """Put a failed batch back in pieces that run alone; return False if it cannot be split.
 
         If memory ran out, the pieces have half the budget, and later batches too. After any other
-        failure, each record runs by itself.
+        failure, each record runs alone.
         """
         self._num_succeeded = 0
         has_slack = is_out_of_memory and batch.budget > batch.cost  # it may have been padded

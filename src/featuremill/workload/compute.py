@@ -37,8 +37,7 @@ def free_device_memory() -> None:
 
 
 def free_on_gpu() -> str:
-    """Return the free memory of the first GPU, such as "1.2 GB of 80.0 GB are free"; "" if
-    unknown."""
+    """Return the free memory of the first GPU, such as "1.2 GB of 80.0 GB are free", or ""."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""

@@ -55,11 +55,10 @@ class WorkloadOptions(Described):
     EXECUTION: ClassVar[frozenset[str]] = frozenset()
     """Fields that change how values are computed but not the values. The recipe leaves them out."""
     PACKAGES: ClassVar[Mapping[str, str]] = {}
-    """Modules that computing imports and that featuremill's own dependencies lack, each with its
-    pip requirement."""
+    """Modules that computing imports and featuremill lacks, with their pip requirements."""
 
     def delivers(self) -> set[Kind]:
-        """Return the kinds of values that come out (`featuremill.store.formats.KINDS`)."""
+        """Return the kinds of the values (`featuremill.store.formats.KINDS`)."""
         return {"pooled"}
 
     def check_files(self) -> None:
@@ -93,8 +92,7 @@ class RecordFailed(Exception):  # noqa: N818  (a result of a record, not an erro
 
 
 class Workload(Protocol):
-    """The required attributes. Importing a workload must be cheap: import heavy packages in
-    `load`."""
+    """The required attributes. Import heavy packages in `load`, not in the module."""
 
     COST_UNIT: str
     """The unit of `cost`, in the plural: tokens, residues."""
@@ -113,8 +111,7 @@ class Workload(Protocol):
         """Return the model whose weights the run needs (a name or a path), or None."""
 
     def resolve(self, options: Any, device: Device, weights: Weights | None) -> Any:
-        """Return `options` with every "auto" replaced; raise UserError for what the device cannot
-        do."""
+        """Return `options` with every "auto" replaced; raise UserError if the device lacks it."""
 
     def schema(self, options: Any, weights: Weights | None) -> pa.Schema:
         """Return the columns of values that `collect` returns."""

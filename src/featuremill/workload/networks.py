@@ -80,10 +80,10 @@ class ResidueOptions(NetworkOptions):
     long: str = "truncate"
     max_residues: int | None = Field(default=None, ge=1)
     regions: OptionFile | None = None
-    """A table (CSV, TSV, Parquet) of stretches, with columns `id`, `start`, `end` and, if wanted,
-    `name`. Residues count from 1, and both ends are in it, as in UniProt. Each row is a record
-    `<id>/<name>` (else `<id>/<start>-<end>`): the network sees the whole record, and pools and
-    residues are those of the stretch. Only where each letter has a token."""
+    """A table (CSV, TSV, Parquet) of regions, with the columns `id`, `start`, `end` and, optional,
+    `name`. Positions count from 1 and include both ends, as in UniProt. Each row is a record
+    `<id>/<name>` or `<id>/<start>-<end>`: the whole record is computed, and the features are those
+    of the region. Only for networks with a token per letter."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

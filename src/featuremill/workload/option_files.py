@@ -53,8 +53,7 @@ def kinds_of(options: type[WorkloadOptions]) -> dict[str, PathOption]:
 
 
 def execution_of(options: type[WorkloadOptions]) -> frozenset[str]:
-    """Return the names of options that do not change the values; options with paths are among
-    them."""
+    """Return the names of options that do not change the values, such as those of paths."""
     return options.EXECUTION | kinds_of(options).keys()
 
 

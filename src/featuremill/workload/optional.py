@@ -37,8 +37,7 @@ class OptionalAttributes:
     """True: the workload reads pickled weights without running their code (such as torch's
     `weights_only`). Otherwise pickles are refused."""
     ENVIRONMENT: Path | None = None
-    """The conda environment for its jobs under `--sdm conda`, with featuremill and the workload's
-    package."""
+    """The conda environment for its jobs under `--sdm conda`, with featuremill."""
     SHARD_COST: int | None = None
     """The cost of a shard of about five minutes, for `shards.cost: auto` if no speed is known."""
     VERSIONS_OF: Sequence[str] = ()
@@ -84,8 +83,7 @@ class OptionalAttributes:
 
     @staticmethod
     def spreads(options: Any) -> bool:  # noqa: ARG004
-        """Whether `load` can spread the model over several GPUs. If not, `gpus_per_job: 2` is
-        refused."""
+        """Whether `load` can spread the model over several GPUs (`gpus_per_job: 2`)."""
         return True
 
     @staticmethod
@@ -142,8 +140,7 @@ class Checkpoints(Protocol):
     NUMBERS: Sequence[str]
     """Keys of `metadata` whose values are whole numbers in every model."""
     LAYOUT: str
-    """The folder of the converted files in the cache. Change it whenever the content of these files
-    changes."""
+    """The folder of the converted files in the cache; change it if their content changes."""
     SUGGESTED: Sequence[str]
     """Models for a new config if their weights are on this machine, the first choice first."""
 
@@ -211,8 +208,7 @@ class UnitWork(NamedTuple):
     operations: float
     """Floating-point operations."""
     bytes_moved: float
-    """Bytes to and from a GPU's memory with numbers of 2 bytes; numbers of 4 bytes take twice as
-    many."""
+    """Bytes to and from a GPU's memory with 2-byte numbers; 4-byte numbers take twice."""
     host_per_second: float
     """Units that one thread of the host prepares in a second: the highest speed of any GPU."""
     core_gflops: Mapping[str, float]

@@ -42,15 +42,15 @@ class Target(NamedTuple):
         return (*ABOUT, *self.id_columns.keys)
 
     def of_kind(self, kind: Kind) -> list[str]:
-        """Return the names of the columns of values of one kind (`KINDS` has them)."""
+        """Return the names of the columns of values of a kind, one of `KINDS`."""
         return [field.name for field in self.values if kind_of(field.type) == kind]
 
     def pooled(self) -> list[str]:
-        """Return the names of the columns with one vector a record."""
+        """Return the names of the columns with one vector per record."""
         return self.of_kind("pooled")
 
     def per_residue(self) -> list[str]:
-        """Return the names of the columns with one vector a residue."""
+        """Return the names of the columns with one vector per residue."""
         return self.of_kind("per_residue")
 
 
@@ -91,8 +91,7 @@ def open_writer(name: str, target: Target) -> Writer:
 
 
 def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
-    """Yield the rows of each sample in a block, in order, with the sample: {"sample": "a"}, or {}
-    without one."""
+    """Yield the rows of each sample in a block with {"sample": "a"}, or {} without one."""
     import pyarrow.compute as pc
 
     runs = pc.run_end_encode(owners(block))

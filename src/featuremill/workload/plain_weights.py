@@ -165,8 +165,7 @@ def _pickle_in_zip(stream: IO[bytes], layer: int) -> str | None:
 
 
 def _pickle_in_tar(stream: IO[bytes], layer: int) -> str | None:
-    """Return a description of a pickle in a tar, as by PyTorch before 0.1.10; None if there is
-    none."""
+    """Return a description of a pickle in a tar, as by PyTorch before 0.1.10, or None."""
     with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None

@@ -106,8 +106,7 @@ def made_by(settings: Settings) -> str:
 
 
 def caution_of(workload: str, options: WorkloadOptions | Mapping[str, Any]) -> str:
-    """Return the workload's caution about `options`, or options in a recipe; "" if there is
-    none."""
+    """Return the workload's caution about `options`, or options in a recipe, or ""."""
     try:
         module = find_workload(workload)
         if isinstance(options, Mapping):
@@ -194,8 +193,7 @@ def converted(model: str, layout: str) -> WeightsFile | None:
 
 
 def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> WeightsFile:
-    """Return the record of the weights of `model`; convert its checkpoint, unless the cache has it
-    or the workload converts none."""
+    """Return the record of the weights of `model`; convert it if the cache lacks it."""
     checkpoints = _checkpoints(workload)
     if checkpoints is None:
         reads_pickles = optional(find_workload(workload), "READS_PICKLES")

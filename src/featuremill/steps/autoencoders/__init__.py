@@ -70,8 +70,7 @@ class Autoencoder(Section):
     learning_rate: float | None = Field(default=None, gt=0)
     """The learning rate; 2e-4 / sqrt(features / 16384) if not given (Gao et al. 2024)."""
     dead_after: Count = 200
-    """Steps without activity after which a feature is dead. Only dead features learn from the
-    auxiliary loss."""
+    """Steps without activity after which a feature is dead and has the auxiliary loss."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
     """Share of the records that is not trained on, for the report."""
     dtype: Literal["fp32", "bf16"] = "fp32"

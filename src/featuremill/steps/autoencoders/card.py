@@ -39,8 +39,7 @@ OF_KIND: dict[str, dict[str, float]] = {
     "relu": {"sparsity": 1.0},
     "jumprelu": {"sparsity": 1.0, "bandwidth": 0.05},
 }
-"""The options that only some kinds have, with their defaults. Those of relu and jumprelu are
-SAELens' defaults."""
+"""The options that only some kinds have, with defaults (relu, jumprelu: SAELens')."""
 CHOICES = ("k", "sparsity", "bandwidth")
 ARCHITECTURES = {"topk": "topk", "relu": "standard", "jumprelu": "jumprelu"}
 """SAELens' name of each kind."""
@@ -169,12 +168,14 @@ def identity(options: Options, source: Source) -> dict[str, Any]:
     return {**of_options, **{key: entry[key] for key in ("recipe", "column", "parts")}}
 
 
-def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def refuse_other(
+    folder: Path, what: str, existing: dict[str, Any], expected: dict[str, Any]
+) -> None:
     """Raise UserError if the file `what` in `folder` belongs to another training."""
-    names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
+    names = [name for name in {**expected, **existing} if existing.get(name) != expected.get(name)]
     if names:
         differences = listed(
-            f"{name} {theirs.get(name)} and not {ours.get(name)}" for name in names
+            f"{name} {existing.get(name)} and not {expected.get(name)}" for name in names
         )
         raise UserError(
             f"{folder}: the {what} there is of another training ({differences}); name another "

@@ -30,8 +30,7 @@ log = logging.getLogger("featuremill.sae")
 
 
 class Encoded(NamedTuple):
-    """A block of encoded records: their V vectors, and the N active features of these, in the order
-    of the vectors."""
+    """A block of encoded records: their V vectors, and the N active features, in order."""
 
     ids: list[str]
     rows: Rows
@@ -144,7 +143,7 @@ class Encoder:
         self._like = "take vectors of the network and layer that it is of"
         names = {"model_name": sae.model, "hook_name": sae.hook}
         self.provenance = {"sae_sha256": sae.sha256, **names}
-        network_of_run = origin.of(run)
+        network_of_run = origin.find(run)
         hooks = network_of_run.hooks.values()
         if column is None and not (takes_any_recipe and sae.hook not in hooks):
             column = sae.column_in(run, network_of_run)

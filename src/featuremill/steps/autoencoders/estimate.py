@@ -30,8 +30,7 @@ ROW_BYTES = 29
 LOADED = 8
 """Bytes per number of a slice while it is read."""
 SLICE_OF_FEATURES, SLICE_OF_WIDTH = {"topk": 4, "relu": 4, "jumprelu": 6}, 6
-"""The matrices of a slice that exist at the same time, with a column per feature and per dimension
-of the vectors."""
+"""The matrices of a slice at the same time, per feature and per dimension."""
 
 
 class Needed(NamedTuple):
@@ -62,7 +61,7 @@ class Needed(NamedTuple):
         )
 
 
-def of(options: Options, vectors: Parts, num_ranks: int) -> Needed:
+def estimated(options: Options, vectors: Parts, num_ranks: int) -> Needed:
     """Return the memory of `num_ranks` ranks."""
     return needed(
         options, vectors.column.width, num_ranks, len(vectors.num_of_row), vectors.num_bytes
@@ -96,7 +95,7 @@ def show(root: Path, column: str | None, options: Options, num_ranks: int, as_js
     options.check()
     refuse_other_count(num_ranks)
     vectors = features.open_parts(root, column)
-    need = of(options, vectors, num_ranks)
+    need = estimated(options, vectors, num_ranks)
     if as_json:
         print(json.dumps(need._asdict() | {"host_with_cpu": need.total("cpu")}))
         return

@@ -140,8 +140,7 @@ def spread(values_BK: Tensor, indices_BK: Tensor, num_features: int) -> Tensor:
 def auxiliary_error(
     tensors: Tensors, pre_BM: Tensor, error_BD: Tensor, is_dead_M: Tensor, num_dead: int
 ) -> Tensor:
-    """Return the squared error of the reconstruction of `error_BD` from dead features; scaled down
-    if few features are dead."""
+    """Return the squared error of `error_BD` reconstructed from dead features, scaled."""
     most = max(1, error_BD.shape[1] // 2)
     k = min(most, num_dead)
     top = pre_BM.masked_fill(~is_dead_M, -torch.inf).topk(k, sorted=False)

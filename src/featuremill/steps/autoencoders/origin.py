@@ -75,7 +75,7 @@ def _is_unchanged(path: Path) -> bool:
     )
 
 
-def of(root: Path) -> Origin:
+def find(root: Path) -> Origin:
     """Return the origin of the vectors of the run in `root`; fields are empty if unknown."""
     run = computed(root)
     if run is None or run.weights is None or not hasattr(run.workload, "hooks"):

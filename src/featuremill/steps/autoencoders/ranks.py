@@ -1,5 +1,4 @@
-"""The ranks of a training: start them with torchrun, add up tensors, and report one error if a rank
-dies."""
+"""The ranks of a training: start them by torchrun, add up tensors, report errors."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Ranks:
     """The rank of this process, the number of ranks, and the device."""
 
     def __init__(self, kind: str) -> None:
-        """Connect to the other ranks if torchrun started this process; `kind` is the kind of the
-        devices, cuda or cpu."""
+        """Connect to the other ranks of torchrun, if any; `kind` is cuda or cpu."""
         self.count, self.number, local = 1, 0, 0
         if is_rank():
             die_with_parent(os.getppid(), signal.SIGTERM)  # ranks would survive torchrun
@@ -59,72 +57,71 @@ class Ranks:
         if self.count > 1:
             distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
-    def add(self, ours: Sequence[Tensor], theirs: Tensor) -> None:
-        """Replace the first of `ours` by the sum over all ranks. It is added in pairs, and has the
+    def add(self, own: Sequence[Tensor], buffer: Tensor) -> None:
+        """Replace the first of `own` by the sum over all ranks. It is added in pairs, and has the
         same bits on every rank and for every number of ranks.
 
-        `ours` has at least one tensor for each range of `card.pairs_of` this rank's slices;
-        `theirs` is a buffer.
+        `own` has at least one tensor for each range of `card.pairs_of` this rank's slices;
+        `buffer` has the size of one tensor.
 
         Raises:
             LostRank: another rank does not respond.
         """
         if self.count & (self.count - 1) == 0:
-            self._add_by_halves(ours[0], theirs)
+            self._add_by_halves(own[0], buffer)
             return
         try:
-            self._add_to_first(ours, theirs, range(SLICES))
-            self._share(ours[0])
+            self._add_to_first(own, buffer, range(SLICES))
+            self._share(own[0])
         except RuntimeError as error:
             raise LostRank(f"another rank is gone ({error_text(error)})") from error
 
     def _add_to_first(
-        self, ours: Sequence[Tensor], theirs: Tensor, slices: range
+        self, own: Sequence[Tensor], buffer: Tensor, slices: range
     ) -> tuple[int, int]:
-        """Add up the sums of `slices` at the rank of the first slice; return this rank, and the
-        index of its tensor with the sum."""
+        """Add up `slices` at the rank of the first; return the rank and its tensor's index."""
         rank = next(r for r in range(self.count) if slices.start in slices_of(r, self.count))
         shares = pairs_of(slices_of(rank, self.count))
         (number,) = (n for n, share in enumerate(shares) if slices.start in share)
         if slices.stop <= shares[number].stop:
             return rank, number
         middle = slices.start + len(slices) // 2
-        self._add_to_first(ours, theirs, range(slices.start, middle))
-        other, its = self._add_to_first(ours, theirs, range(middle, slices.stop))
+        self._add_to_first(own, buffer, range(slices.start, middle))
+        other, index = self._add_to_first(own, buffer, range(middle, slices.stop))
         if self.number == rank:
             if other != rank:
-                self._receive(theirs, other)
-            ours[number].add_(ours[its] if other == rank else theirs)
+                self._receive(buffer, other)
+            own[number].add_(own[index] if other == rank else buffer)
         elif self.number == other:
-            self._send(ours[its], rank)
+            self._send(own[index], rank)
         return rank, number
 
-    def _add_by_halves(self, ours: Tensor, theirs: Tensor) -> None:
+    def _add_by_halves(self, own: Tensor, buffer: Tensor) -> None:
         """Add up the sums of 2, 4 or 8 ranks, which exchange them in pairs."""
         distance = 1
         while distance < self.count:
             peer = self.number ^ distance
             try:
-                self._exchange(ours, theirs, peer)
+                self._exchange(own, buffer, peer)
             except RuntimeError as error:
                 raise LostRank(f"rank {peer} is gone ({error_text(error)})") from error
-            ours += theirs
+            own += buffer
             distance *= 2
 
-    def _send(self, ours: Tensor, rank: int) -> None:
-        distributed.send(ours, rank)
+    def _send(self, own: Tensor, rank: int) -> None:
+        distributed.send(own, rank)
 
-    def _receive(self, theirs: Tensor, rank: int) -> None:
-        distributed.recv(theirs, rank)
+    def _receive(self, buffer: Tensor, rank: int) -> None:
+        distributed.recv(buffer, rank)
 
-    def _share(self, ours: Tensor) -> None:
-        """Replace `ours` by the tensor of the first rank."""
-        distributed.broadcast(ours, 0)
+    def _share(self, own: Tensor) -> None:
+        """Replace `own` by the tensor of the first rank."""
+        distributed.broadcast(own, 0)
 
-    def _exchange(self, ours: Tensor, theirs: Tensor, rank: int) -> None:
+    def _exchange(self, own: Tensor, buffer: Tensor, rank: int) -> None:
         orders = [
-            distributed.P2POp(distributed.isend, ours, rank),
-            distributed.P2POp(distributed.irecv, theirs, rank),
+            distributed.P2POp(distributed.isend, own, rank),
+            distributed.P2POp(distributed.irecv, buffer, rank),
         ]
         for order in distributed.batch_isend_irecv(orders):
             order.wait()
@@ -141,23 +138,22 @@ def is_rank() -> bool:
 
 
 def leave(error: Exception) -> NoReturn:
-    """End this rank with the status of `error`; the process that started the ranks prints the
-    message."""
+    """End this rank with the status of `error`; the parent process prints the message."""
     status = getattr(error, "exit_status", 1)
-    said = str(error)
+    message = str(error)
     if isinstance(error, LostRank):
         status = LOST
     elif not hasattr(error, "exit_status"):
         log.debug("the traceback", exc_info=error)
         if is_of_device(error):
             status = DeviceError.exit_status
-        said = f"{type(error).__name__}: {error_text(error)}"
+        message = f"{type(error).__name__}: {error_text(error)}"
     if path := variables.TORCHELASTIC_ERROR_FILE.text():
-        failure = {"message": said, "timestamp": int(time.time())}
+        failure = {"message": message, "timestamp": int(time.time())}
         with suppress(OSError):
             Path(path).write_text(json.dumps(failure), "utf-8")
     else:
-        log.error("%s", said)
+        log.error("%s", message)
     raise SystemExit(status)
 
 
@@ -192,15 +188,14 @@ def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
 
 
 def _why(failures: dict[int, Any], count: int, output: Path) -> BaseException:
-    """Return the error of the rank that failed first. A killed rank reports none, and the others
-    fail after it."""
+    """Return the error of the rank that failed first; killed ranks report none."""
 
     def order(rank: int) -> tuple[bool, bool, int]:
         status = failures[rank].exitcode
         return status >= 0, status == LOST, failures[rank].timestamp
 
     rank = min(failures, key=order)
-    status, said = failures[rank].exitcode, failures[rank].message
+    status, message = failures[rank].exitcode, failures[rank].message
     kept = f"continue from {output} with the same command, with another --gpus if need be"
     if status < 0:
         name = signal.Signals(-status).name
@@ -208,9 +203,9 @@ def _why(failures: dict[int, Any], count: int, output: Path) -> BaseException:
             f"rank {rank} of {count} was killed ({name}), which ended the others, too; {kept}."
         )
     if status in (UserError.exit_status, IntegrityError.exit_status):
-        return KINDS[status](said)
+        return KINDS[status](message)
     if status - 128 in INTERRUPTS:
         return SystemExit(status)
     kind = KINDS.get(status, WorkloadError)
-    said = said.rstrip(".")
-    return kind(f"rank {rank} of {count} failed ({said}), which ended the others, too; {kept}.")
+    message = message.rstrip(".")
+    return kind(f"rank {rank} of {count} failed ({message}), which ended the others, too; {kept}.")

@@ -90,12 +90,12 @@ class Context(NamedTuple):
 
 
 NOTHING = Context("", "", "")
-Place = tuple[str, int]
+Position = tuple[str, int]
 """The id of a record, and the index of a vector in it."""
-Contexts = dict[Place, Context]
+Contexts = dict[Position, Context]
 
 
-def contexts_of(root: Path, column: str, places: Iterable[Place]) -> Contexts:
+def contexts_of(root: Path, column: str, places: Iterable[Position]) -> Contexts:
     """Return the contexts of `places` in the run in `root`; not of records without a shard, or of
     columns without spans."""
     within: dict[str, set[int]] = {}
@@ -172,8 +172,7 @@ def _context(payload: bytes, at: slice, is_text: bool) -> Context:
 
 
 def _edge(piece: bytes, side: int) -> int:
-    """Return the start of the first complete word of a piece or, with `side` -1, the end of the
-    last one."""
+    """Return the start of a piece's first complete word or, if `side` < 0, the last's end."""
     position = piece.find(b" ") if side > 0 else piece.rfind(b" ")
     if position < 0:
         return 0 if side > 0 else len(piece)

@@ -32,10 +32,9 @@ from featuremill.steps.autoencoders.card import (
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 
-SAY_SECONDS = 10.0
+LOG_SECONDS = 10.0
 VECTORS_A_FEATURE = 10
-"""The least number of vectors per feature; of 512 features trained on 811 vectors, 70 % were
-dead."""
+"""The least number of vectors per feature; with 1.6 per feature, 70 % were dead."""
 log = logging.getLogger("featuremill.sae")
 
 
@@ -85,7 +84,7 @@ def train(arguments: Arguments) -> None:
             for name, value in held.environment.items():
                 environment.Variable(name).set(value)
             kind = held.devices[0].kind
-            needed = estimate.of(arguments.options, vectors, arguments.gpus)
+            needed = estimate.estimated(arguments.options, vectors, arguments.gpus)
             log.info("%s, %s", counted(arguments.gpus, "rank"), needed.text(kind))
             _refuse_too_large(arguments, needed.device, held.devices)
             if arguments.gpus > 1:
@@ -152,14 +151,14 @@ def _is_done(arguments: Arguments, vectors: Parts) -> bool:
     """
     from featuremill.steps.autoencoders.training import metadata_of
 
-    ours = card.identity(arguments.options, source_of(vectors))
+    expected = card.identity(arguments.options, source_of(vectors))
     done = card.Card.find(arguments.output / CARD)
     if done:
-        theirs = card.identity(done.options, done.source)
-        card.refuse_other(arguments.output, "autoencoder", theirs, ours)
+        existing = card.identity(done.options, done.source)
+        card.refuse_other(arguments.output, "autoencoder", existing, expected)
         log.info("%s is trained already.", arguments.output)
     elif (path := arguments.output / CHECKPOINT).exists():
-        card.refuse_other(arguments.output, "checkpoint", metadata_of(path)["identity"], ours)
+        card.refuse_other(arguments.output, "checkpoint", metadata_of(path)["identity"], expected)
     return done is not None
 
 
@@ -199,7 +198,7 @@ def _train_as_rank(arguments: Arguments, kind: str) -> None:
         trainer.begin()
     if is_first:
         rows = _Rows(output / TRAINING, trainer.step)
-    saved = said = time.monotonic()
+    saved = logged = time.monotonic()
     try:
         for row in trainer.run():
             if not is_first:
@@ -207,8 +206,8 @@ def _train_as_rank(arguments: Arguments, kind: str) -> None:
             now = time.monotonic()
             if row:
                 rows.add(row)
-            if row and now - said >= SAY_SECONDS:
-                said = now
+            if row and now - logged >= LOG_SECONDS:
+                logged = now
                 log.info("%s", line_of(row))
             if now - saved >= arguments.checkpoint_minutes * 60 and trainer.step < options.steps:
                 trainer.save(output / CHECKPOINT, identity)
@@ -245,9 +244,9 @@ def _finish(
 
     with delivering(output / WEIGHTS) as temporary:
         save_file(tensors, temporary)
-    made_of = origin.of(Path(source.run))
-    hook = made_of.hooks.get(source.column, "")
-    card.write_config(output / CONFIG, options, source.width, made_of.model, hook)
+    network_of_run = origin.find(Path(source.run))
+    hook = network_of_run.hooks.get(source.column, "")
+    card.write_config(output / CONFIG, options, source.width, network_of_run.model, hook)
     content = card.Card(
         version=card.Card.NEWEST,
         options=options,

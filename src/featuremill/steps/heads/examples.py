@@ -42,8 +42,7 @@ class Training(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Labelled records with features, sorted by sha256 and then by id, so that fits do not depend
-    on the order of a run's rows."""
+    """Labelled records with features, sorted by sha256 and id instead of the order of rows."""
 
     ids: list[str]
     sha256s: list[str]
@@ -175,11 +174,11 @@ def without_features(
 ) -> UserError:
     """Return the error that no label belongs to a record with features."""
     first = parts[0].ids_of(np.arange(1))
-    theirs = f", the run's first is {clipped(first[0])!r}" if first else ""
+    first_of_run = f", the run's first is {clipped(first[0])!r}" if first else ""
     return UserError(
         f"{used.file}: none of its {len(of_id):,} ids has features in "
         f"{listed(part.name for part in parts)}: its first is {clipped(next(iter(of_id)))!r}"
-        f"{theirs}; write the ids as the run has them."
+        f"{first_of_run}; write the ids as the run has them."
     )
 
 

@@ -43,7 +43,7 @@ BATCH = 256
 MOST_EPOCHS = 40
 SHUFFLES = 199
 MOST_SHUFFLED = 2**13
-"""Largest number of rows for shuffled labels; of more rows, so many are drawn."""
+"""Largest number of rows for shuffled labels; of more rows, a sample of this size is drawn."""
 SHUFFLED_PENALTY = 0.1
 NUMBERS_AT_ONCE = 2**24
 """Largest number of shuffled labels in memory."""

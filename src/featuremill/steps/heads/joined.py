@@ -92,7 +92,7 @@ class Joined:
                 )
         self._others = [Index(part) for part in parts[1:]]
         self._failures: list[dict[str, list[str]]] = []
-        """For each part, the reasons by id; an id may stand for several records."""
+        """For each part, the reasons by id; several records may have the same id."""
         for part in parts:
             of_id: dict[str, list[str]] = {}
             for failure in part.failures():

@@ -303,29 +303,30 @@ def refuse_other_features(
         if takes_any_recipe or (is_known and is_same):
             continue
         unknown = "another one" if settings else "an unknown one"
-        theirs, ours = (
+        actual, expected = (
             f"{each.recipe} ({each.column})" if each.recipe else which
             for each, which in ((part, unknown), (known, "an unknown one"))
         )
         raise UserError(
-            f"{part.run}: the recipe of its features is {theirs}, and {folder} was made with "
-            f"{ours}{_differences(settings, known.settings)}, so that scores may mean nothing; "
+            f"{part.run}: the recipe of its features is {actual}, and {folder} was made with "
+            f"{expected}{_differences(settings, known.settings)}, so that scores may mean nothing; "
             "compute the features by the head's recipe, or let these be taken with --any-recipe "
             "(any_recipe in a config)."
         )
 
 
-def _differences(ours: Settings | None, theirs: Settings | None) -> str:
+def _differences(actual: Settings | None, expected: Settings | None) -> str:
     """Describe how two recipes differ; "" if unknown."""
-    if not ours or not theirs:
+    if not actual or not expected:
         return ""
-    here, there = (
-        {**content.pop("options", {}), **content} for content in (ours.as_json(), theirs.as_json())
+    new, old = (
+        {**content.pop("options", {}), **content}
+        for content in (actual.as_json(), expected.as_json())
     )
     differing = [
-        f"{name} {here.get(name)} and not {there.get(name)}"
-        for name in {**here, **there}
-        if here.get(name) != there.get(name)
+        f"{name} {new.get(name)} and not {old.get(name)}"
+        for name in {**new, **old}
+        if new.get(name) != old.get(name)
     ]
     shown, more = differing[:MOST_DIFFERENCES], len(differing) - MOST_DIFFERENCES
     return f" (here {listed([*shown, *[f'{more} more'] * (more > 0)])})" if differing else ""
@@ -358,8 +359,7 @@ def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
 
 @contextmanager
 def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
-    """Write a Parquet file with a row per record: its texts and scores, or lists of the scores of
-    its residues."""
+    """Write a Parquet file with a row per record: texts, and scores or lists of scores."""
     of_residues = head.task == "per_residue"
     kind = pa.list_(pa.float32()) if of_residues else pa.float64()
     fields = dict.fromkeys(id_columns.names, pa.string())

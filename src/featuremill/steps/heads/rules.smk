@@ -1,56 +1,58 @@
-# heads: train a classifier on features, and apply it.
+# heads: train classifiers or regressions on features, and apply them.
 #
-#   in    manifest.json of the features, which says that they are finished; the labels
+#   in    manifest.json of the features; the labels
 #   out   results/<run>/heads/<head>/ with head.json, and
 #         results/<run>/predictions/<head>.tsv with <head>.missing.tsv
 
 from featuremill.steps import heads
 
-heads_asked = mill.steps["heads"]
+heads_sections = mill.steps["heads"]
 heads_predicted = {
     table.rpartition("/")[2].removesuffix(".tsv"): (name, runs)
-    for name, head in heads_asked.items()
+    for name, head in heads_sections.items()
     for table, runs in heads.predicted(name, head, mill.project).items()
 }
-heads_trained = "|".join(re.escape(name) for name, head in heads_asked.items() if not head.folder)
+heads_trained = "|".join(
+    re.escape(name) for name, head in heads_sections.items() if not head.folder
+)
 
 
 def heads_manifests_of(wildcards):
-    """Return what says that the features of a head are finished."""
-    runs = heads.features_of(heads_asked[wildcards.head], mill.project)
+    """Return manifest.json of the features of a head."""
+    runs = heads.features_of(heads_sections[wildcards.head], mill.project)
     return [f"{run}/manifest.json" for run in runs]
 
 
 def heads_translation_of(wildcards):
-    """Return the translation whose contigs have the labels, if there is one."""
+    """Return translate.json of the translation whose contigs have the labels, or []."""
     folder = heads.fragments_of(mill.project)
     return [f"{folder}/translate.json"] if folder else []
 
 
 def heads_of_table(wildcards):
-    """Return the head of the config that makes a table."""
-    return heads_asked[heads_predicted[wildcards.table][0]]
+    """Return the config section of the head that predicts a table."""
+    return heads_sections[heads_predicted[wildcards.table][0]]
 
 
 def heads_folder_of(wildcards):
-    """Return the folder of the head that makes a table."""
+    """Return the folder of the head that predicts a table."""
     name, _ = heads_predicted[wildcards.table]
-    return heads.folder_of(name, heads_asked[name], mill.project)
+    return heads.folder_of(name, heads_sections[name], mill.project)
 
 
 def heads_tensors_of(wildcards):
-    """Return the tensors of a head from elsewhere: they may change and its card not."""
+    """Return the tensors of a head with `folder`, which may change without its card."""
     head = heads_of_table(wildcards)
     return [f"{head.folder}/{heads.DELIVERED[0]}"] if head.folder else []
 
 
 def heads_runs_of(wildcards, input):
-    """Return where features are, behind the prefix of a module too."""
+    """Return the folders of the features, with the prefix of a Snakemake module."""
     return [str(Path(path).parent) for path in input.manifests]
 
 
 def heads_options_of(wildcards):
-    """Return the optional words of `featuremill head predict`."""
+    """Return the options of `featuremill head predict`."""
     head = heads_of_table(wildcards)
     return head.words_of_vectors + ["--any-recipe"] * head.any_recipe
 
@@ -59,7 +61,7 @@ rule heads_train:
     input:
         manifests=heads_manifests_of,
         translation=heads_translation_of,
-        labels=lambda wildcards: [*filter(None, [heads_asked[wildcards.head].labels])],
+        labels=lambda wildcards: [*filter(None, [heads_sections[wildcards.head].labels])],
     output:
         multiext(
             f"{mill.project.folder}/heads/{{head}}/",
@@ -75,7 +77,7 @@ rule heads_train:
         head=heads_trained or "(?!)",
     conda:
         str(heads.ENVIRONMENT)
-    threads: 1  # so that the same labels give the same bytes; --set-threads has others
+    threads: 1  # so that equal labels give equal bytes; change it with --set-threads
     params:
         folder=subpath(output.card, parent=True),
         runs=heads_runs_of,
@@ -83,7 +85,7 @@ rule heads_train:
         fragments=lambda wildcards, input: [
             f"--fragments={Path(path).parent}" for path in input.translation
         ],
-        options=lambda wildcards: heads_asked[wildcards.head].words,
+        options=lambda wildcards: heads_sections[wildcards.head].words,
     shell:
         "exec featuremill head train {params.runs:q} {params.options:q} {params.fragments:q}"
         " {params.labels:q} --output {params.folder:q} --threads {threads}"

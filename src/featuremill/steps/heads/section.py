@@ -23,8 +23,8 @@ class Head(Section):
 
     labels: str | None = None
     """A CSV, TSV or Parquet table with a column of ids: of the records or, in a project that
-    translates, of its contigs. In a project with samples it has a column `sample`, too; if not
-    given, labels are of samples, and stand in their sheet."""
+    translates, of its contigs. In a project with samples it also has a column `sample`; if not
+    given, samples have labels, in a column of their sheet."""
     column: str | None = None
     """The table's column of labels; labels of residues in FASTA have none."""
     id_column: str | None = None

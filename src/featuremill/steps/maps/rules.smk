@@ -1,6 +1,6 @@
-# maps: the records of each set of features are placed by t-SNE, for its report.
+# maps: compute the t-SNE map of each set of features for its report.
 #
-#   in    manifest.json of the features, which says that they are finished
+#   in    manifest.json of the features
 #   out   results/<run>/map.parquet
 
 from featuremill.steps import maps
@@ -18,7 +18,7 @@ rule maps:
     conda:
         str(maps.ENVIRONMENT)
     resources:
-        # The vectors of 60,000 records with 5,120 numbers, thrice.
+        # Three copies of 60,000 vectors of 5,120 numbers.
         mem_mb=lambda wildcards, attempt: 6000 * attempt,
         runtime=60,
     params:

@@ -1,20 +1,20 @@
-# transfer: records get the labels of their nearest labelled records.
+# transfer: assign records the labels of their nearest labelled records.
 #
-#   in    manifest.json of the features, which says that they are finished; the labels
+#   in    manifest.json of the features; the labels
 #   out   results/<run>/transfer/<name>.tsv, <name>.missing.tsv and <name>.json
 
 from featuremill.steps import transfer
 
-transfer_asked = mill.steps["transfer"]
+transfer_sections = mill.steps["transfer"]
 
 
 rule transfer:
     input:
         manifests=lambda wildcards: [
             f"{run}/manifest.json"
-            for run in transfer.features_of(transfer_asked[wildcards.transfer], mill.project)
+            for run in transfer.features_of(transfer_sections[wildcards.transfer], mill.project)
         ],
-        labels=lambda wildcards: transfer_asked[wildcards.transfer].labels,
+        labels=lambda wildcards: transfer_sections[wildcards.transfer].labels,
     output:
         table=transfer.TABLE.of("{transfer}", mill.project),
         missing=f"{mill.project.folder}/transfer/{{transfer}}.missing.tsv",
@@ -22,7 +22,7 @@ rule transfer:
     log:
         f"{mill.project.logs}/transfer/{{transfer}}.log",
     wildcard_constraints:
-        transfer="|".join(map(re.escape, transfer_asked)),
+        transfer="|".join(map(re.escape, transfer_sections)),
     conda:
         str(transfer.ENVIRONMENT)
     threads: 4
@@ -30,7 +30,7 @@ rule transfer:
         mem_mb=2000,  # 5,000 labelled vectors of 1,280 numbers took 0.6 GB
     params:
         runs=lambda wildcards, input: [Path(path).parent for path in input.manifests],
-        options=lambda wildcards: transfer_asked[wildcards.transfer].words,
+        options=lambda wildcards: transfer_sections[wildcards.transfer].words,
     shell:
         "exec featuremill transfer {params.runs:q} --labels {input.labels:q} {params.options:q}"
         " --output {output.table:q} --log-file {log:q}"

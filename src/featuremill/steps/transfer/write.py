@@ -17,7 +17,7 @@ import numpy as np
 
 from featuremill import features
 from featuremill.features import Features, Listed, Matrix, Rows
-from featuremill.features.nearest import Found, Mask, Metric, NotFiniteError, nearest_in_memory
+from featuremill.features.nearest import Mask, Metric, Neighbours, NotFiniteError, nearest_in_memory
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.kit.errors import UserError
@@ -84,11 +84,11 @@ class Known(NamedTuple):
     groups: list[str]
     """The groups; without groups, the sha256."""
     vectors: Matrix
-    nearest: list[Found]
+    nearest: list[Neighbours]
     """The nearest records with another payload and another group."""
     metric: Metric
 
-    def row(self, id: str, nearest: Found, known: str) -> Row:
+    def row(self, id: str, nearest: Neighbours, known: str) -> Row:
         """Return the row of a record."""
         names = [self.labels[row] for row in nearest.rows.tolist()]
         votes = Counter(names)
@@ -220,7 +220,7 @@ def _known(reference: Features, known: Labelled, args: Arguments) -> Known:
         pairs |= payload_N[queries, None] == payload_N[rows]
         return pairs
 
-    nearest: list[Found] = []
+    nearest: list[Neighbours] = []
     progress = Progress(log, "leaving out one by one")
     for hits in nearest_in_memory(vectors, vectors, args.k, args.metric, are_related):
         nearest.append(hits)

@@ -1,10 +1,10 @@
-# translate: contigs or reads become proteins, and the nucleotides that code each.
+# translate: translate contigs or reads to proteins, with their nucleotides.
 #
-#   in    the project's inputs: one file or several, FASTA, FASTQ or GenBank
-#   out   results/<run>/translate/: proteins.faa.gz, nucleotides.fna.gz (the same ids in the same
-#         order), fragments.parquet (where each stands), untranslated.tsv, translate.json
-#         of samples: proteins.samples.parquet, nucleotides.samples.parquet (sheets of the fragments),
-#         translate.json; and, undeclared, a folder sample=<name>/ with the files above of each
+#   in    the project's inputs: files of FASTA, FASTQ or GenBank
+#   out   results/<run>/translate/: proteins.faa.gz, nucleotides.fna.gz (with the same ids and order),
+#         fragments.parquet (their positions), untranslated.tsv, translate.json
+#         with samples: proteins.samples.parquet, nucleotides.samples.parquet (sheets of fragments),
+#         translate.json and, not declared, folders sample=<name>/ with the files above
 
 from featuremill.steps import translate
 
@@ -28,7 +28,7 @@ rule translate:
         folder=subpath(output.summary, parent=True),
         inputs=lambda wildcards, input: translate.words_of_inputs(input, mill.project),
         options=mill.steps["translate"].words,
-        method=mill.steps["translate"].method,  # so that Snakemake sees another one
+        method=mill.steps["translate"].method,  # a new version of the method triggers a rerun
     shell:
         "exec featuremill translate {params.inputs:q} --output {params.folder:q} {params.options:q}"
         " --log-file {log:q}"

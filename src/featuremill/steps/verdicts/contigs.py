@@ -122,8 +122,7 @@ def class_of(scores_C: Scores, preferred: int) -> int:
 
 
 def counts_in(table: Path) -> dict[str, int]:
-    """Return the number of contigs in a table by verdict or, without a verdict, by status; the most
-    common first."""
+    """Return the number of contigs by verdict or, without one, by status, sorted."""
     import pyarrow.csv as pc_csv
 
     names = ["verdict", "status"]

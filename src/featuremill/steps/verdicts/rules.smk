@@ -1,7 +1,7 @@
-# verdicts: scores of fragments become one verdict a contig.
+# verdicts: classify contigs by the scores of their fragments.
 #
-#   in    results/<run>/translate/, results/<run>/predictions/<head>.tsv
-#   out   results/<run>/verdicts.tsv and verdicts.html, which tells of the features and of the head
+#   in    results/<run>/translate/, results/<run>/predictions/<head>.tsv, the head, the features
+#   out   results/<run>/verdicts.tsv and verdicts.html
 
 from featuremill.steps import verdicts
 

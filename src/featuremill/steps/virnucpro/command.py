@@ -462,8 +462,7 @@ def _command(args: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def _status_of(words: Sequence[str], variables: Mapping[str, str], log_file: Path | None) -> int:
-    """Run the command and return its exit status. Its output is printed, and appended to
-    `log_file`."""
+    """Run the command, print its output and append it to `log_file`; return the status."""
     command = [sys.executable, "-m", *words]
     kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if log_file else {}
     with subprocess.Popen(command, env=dict(variables), **kept) as process:  # type: ignore[call-overload]

@@ -240,8 +240,7 @@ def _write_results(path: Path, rows: Iterator[Row]) -> int:
 
 
 def _write_highest(path: Path, rows: Iterator[Row]) -> None:
-    """Write a line for each window: whether the virus's highest score is at least that of the
-    others, and both scores."""
+    """Write a line for each window: whether the virus scores highest, and both scores."""
     with _text(path) as file:
         file.write("Modified_ID\tIs_Virus\tmax_score_0\tmax_score_1\n")
         for window, frames in groupby((row for row in rows if row.is_predicted), Row.window):
@@ -356,8 +355,7 @@ def _write_features(
 
 
 def _copy(sequences: gzip.GzipFile, ids: Sequence[str], path: Path) -> None:
-    """Write the next `sequences` of a translation to `path`; raise IntegrityError if their ids are
-    not `ids`."""
+    """Write the next `sequences` of a translation to `path`, after a check of their ids."""
     lines = list(islice(sequences, 2 * len(ids)))
     if [line[1:-1].decode() for line in lines[::2]] != ids:
         raise IntegrityError(

@@ -1,22 +1,21 @@
-# virnucpro: the files that VirNucPro leaves behind.
+# virnucpro: write VirNucPro's files.
 #
 #   in    results/<run>/translate/, manifest.json of the features, results/<run>/predictions/<head>.tsv
-#   out   in results/<run>/virnucpro/ or the `folder` that is named: failed_files.txt, and in
-#         <run>_merged/ prediction_results.txt and prediction_results_highestscore.csv; with
-#         `files: all` also output_<i>… in <run>_merged/, <run>_protein/ and <run>_nucleotide/, whose
-#         number the fragments decide
+#   out   in results/<run>/virnucpro/ or `folder`: failed_files.txt, and in <run>_merged/
+#         prediction_results.txt and prediction_results_highestscore.csv; with `files: all`, not
+#         declared, output_<i>… in <run>_merged/, <run>_protein/ and <run>_nucleotide/
 
 from featuremill.steps import virnucpro
 
-virnucpro_asked = mill.steps["virnucpro"]
-virnucpro_sets = virnucpro.sets_of(virnucpro_asked, mill.project)
+virnucpro_section = mill.steps["virnucpro"]
+virnucpro_sets = virnucpro.sets_of(virnucpro_section, mill.project)
 
 
 rule virnucpro:
     input:
-        **virnucpro.inputs_of(virnucpro_asked, mill.project),
+        **virnucpro.inputs_of(virnucpro_section, mill.project),
     output:
-        **virnucpro.files_of(virnucpro_asked, mill.project)._asdict(),
+        **virnucpro.files_of(virnucpro_section, mill.project)._asdict(),
     log:
         f"{mill.project.logs}/virnucpro.log",
     conda:
@@ -32,8 +31,8 @@ rule virnucpro:
             f"--{kind}={Path(path).parent}"
             for kind, path in zip(virnucpro_sets, input.manifests, strict=True)
         ],
-        less=["--predictions-only"] * (virnucpro_asked.files == "predictions"),
+        flags=["--predictions-only"] * (virnucpro_section.files == "predictions"),
     shell:
         "exec featuremill virnucpro-files {params.translated:q} {input.predictions:q} {params.runs:q}"
-        " --head {params.head:q} --output {params.folder:q} --name {params.name:q} {params.less}"
+        " --head {params.head:q} --output {params.folder:q} --name {params.name:q} {params.flags}"
         " --log-file {log:q}"

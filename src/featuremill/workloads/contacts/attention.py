@@ -118,21 +118,21 @@ class Watch:
             heads = slice(head, head + together)
             query_hRd = qkv_L3Hd[rows, 0, heads].transpose(0, 1).float() * head_dim**-0.5
             key_hdL = qkv_L3Hd[:, 1, heads].permute(1, 2, 0).float()
-            found_hRL = torch.bmm(query_hRd, key_hdL).softmax(-1)
+            attention_hRL = torch.bmm(query_hRd, key_hdL).softmax(-1)
             value_hLd = qkv_L3Hd[:, 2, heads].transpose(0, 1).float()
             context_LHd[rows, heads] = (
-                torch.bmm(found_hRL, value_hLd).transpose(0, 1).to(context_LHd.dtype)
+                torch.bmm(attention_hRL, value_hLd).transpose(0, 1).to(context_LHd.dtype)
             )
             if not self._maps or first >= last:
                 continue
-            own_hRL = found_hRL[:, inner, 1:-1]
+            own_hRL = attention_hRL[:, inner, 1:-1]
             if (maps := self._maps[tile.sequence]) is not None:
                 maps[self._layer, heads, residues] = own_hRL.to(maps.dtype).cpu()
             if self._regression is not None:
-                weights_h = self._weights_on(found_hRL.device)[self._layer, heads]
+                weights_h = self._weights_on(attention_hRL.device)[self._layer, heads]
                 sums = self._sums[tile.sequence]
                 weighted = sums.weighted_LL[rows].view(-1)
-                weighted.addmv_(found_hRL.view(len(found_hRL), -1).t(), weights_h)
+                weighted.addmv_(attention_hRL.view(len(attention_hRL), -1).t(), weights_h)
                 sums.margins_NHL[self._layer, heads, residues] = own_hRL.sum(-1)
                 columns_KHL[tile.number, heads, 1:-1] = own_hRL.sum(1)
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.conversion import Checkpoint
 
 PARTS = ("weight", "bias")
-THEIRS = "contact_head.regression."
+SUFFIX = "contact_head.regression."
 """How the keys of fair-esm and of Hugging Face end, before weight and bias."""
-OURS = "contacts."
+PREFIX = "contacts."
 
 
 class Regression(NamedTuple):
@@ -46,7 +46,7 @@ def of_tensors(tensors: Mapping[str, Tensor], sizes: Sizes, where: str) -> Regre
         tensor
         for part in PARTS
         for key, tensor in tensors.items()
-        if isinstance(key, str) and key.endswith(f"{THEIRS}{part}")
+        if isinstance(key, str) and key.endswith(f"{SUFFIX}{part}")
     ]
     return _of(parts, sizes.num_layers, sizes.num_heads, where) if parts else None
 
@@ -76,7 +76,7 @@ def read(path: Path, num_layers: int, num_heads: int) -> Regression:
     keys = [key for part in PARTS for key in tensors if key.endswith(f"regression.{part}")]
     if len(keys) != len(PARTS):
         raise UserError(
-            f"{path}: it has no {THEIRS}weight and bias; give fair-esm's "
+            f"{path}: it has no {SUFFIX}weight and bias; give fair-esm's "
             "<name>-contact-regression.pt, or the same as .safetensors."
         )
     return _of([tensors[key] for key in keys], num_layers, num_heads, str(path))
@@ -104,10 +104,10 @@ def added(checkpoint: Checkpoint, regression: Regression) -> Checkpoint:
     """Return a checkpoint whose converted file also has the regression."""
     tensors = dict(zip(PARTS, regression, strict=True))
     entries = [
-        Entry(f"{OURS}{part}", (), tuple(tensor.shape), keeps_type=True)
+        Entry(f"{PREFIX}{part}", (), tuple(tensor.shape), keeps_type=True)
         for part, tensor in tensors.items()
     ]
-    added = {f"{OURS}{part}": tensor for part, tensor in tensors.items()}
+    added = {f"{PREFIX}{part}": tensor for part, tensor in tensors.items()}
     return checkpoint._replace(
         added={**checkpoint.added, **added}, entries=[*checkpoint.entries, *entries]
     )
@@ -116,4 +116,4 @@ def added(checkpoint: Checkpoint, regression: Regression) -> Checkpoint:
 def of_weights(path: Path) -> Regression:
     """Return the regression in a converted file."""
     with safe_open(path, framework="pt") as file:
-        return Regression(*(file.get_tensor(f"{OURS}{part}") for part in PARTS))
+        return Regression(*(file.get_tensor(f"{PREFIX}{part}") for part in PARTS))

@@ -519,7 +519,7 @@ def run(model: Model, batch: Batch) -> Result:
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
-    """Return the features of a batch, one row a record."""
+    """Return the features of a batch, one row per record."""
     from featuremill.workloads.encoder import columns, padding
 
     values = padding.in_order(result.values, result.batch.groups, result.batch.num_own)

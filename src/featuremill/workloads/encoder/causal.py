@@ -116,7 +116,7 @@ def counted(config: Mapping[str, Any]) -> Counted:
 
 
 def _attention_of(kind: Any, own_config: Any) -> str:
-    """Return the name of the attention for a class of networks: ours, SDPA or eager."""
+    """Return the attention implementation for a class of networks: its own, "sdpa" or "eager"."""
     import transformers
     from transformers.masking_utils import sdpa_mask
 
@@ -168,11 +168,11 @@ def prove(encoder: Any, tokens_T: Tensor) -> None:
     for layer in layers:
         if whole[layer].shape != shape:
             raise NotProven(f"layer {layer} has {whole[layer].shape[-1]:,} numbers a token")
-        for what, ours, theirs in (
+        for what, values, expected in (
             ("the plain sums give other values", whole[layer], plain[layer]),
             ("a token sees those behind it", first_half[layer], whole[layer][:, :half]),
         ):
-            off = float((ours - theirs).norm() / theirs.norm())
+            off = float((values - expected).norm() / expected.norm())
             if not off <= MOST_OFF:  # also true for NaN
                 raise NotProven(f"{what} (layer {layer}, relative error {off:.1g})")
 

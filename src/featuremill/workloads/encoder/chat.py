@@ -17,9 +17,9 @@ from featuremill.workload.hugging_face import json_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["MADE_UP", "check", "in_common", "opened", "template_of", "tokenizer_of", "tokens"]
+__all__ = ["SAMPLE_TEXTS", "check", "in_common", "opened", "template_of", "tokenizer_of", "tokens"]
 JINJA, CONFIG, OF_PROCESSOR = "chat_template.jinja", "tokenizer_config.json", "chat_template.json"
-MADE_UP = ("a", "7 Z")
+SAMPLE_TEXTS = ("a", "7 Z")
 """Two texts with different first and last characters."""
 TRIAL = "Quick-zephyrs-7"
 """A text that is in no template."""

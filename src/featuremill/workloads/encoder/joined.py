@@ -88,8 +88,7 @@ def share(parts: Parts, options: Options, num_tokens: int) -> int:
 
 
 def split(records: Iterator[Record], options: Options) -> Iterator[Record]:
-    """Yield the records, whose payloads are of `named`, without names; with `parts`, each whole is
-    followed by its parts."""
+    """Yield the records without names; with `parts`, each whole and then its parts."""
     for record in records:
         if record.reason:
             yield record

@@ -20,7 +20,7 @@ Pool = Literal["mean", "mean_all", "max", "std", "cls", "last", "none"]
 
 
 class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
-    """The options of the workload encoder: which features of which encoder to compute, and how."""
+    """The options of the workload encoder."""
 
     EXECUTION = (
         ResidueOptions.EXECUTION
@@ -37,72 +37,71 @@ class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
     )
 
     model: OptionWeights
-    """The folder of the encoder as Hugging Face has it: `config.json`, the weights
-    (`model.safetensors`, or `pytorch_model.bin`, one or in parts) and the vocabulary
+    """The folder of the encoder in Hugging Face's layout: `config.json`, the weights
+    (`model.safetensors` or `pytorch_model.bin`, also in several files) and the vocabulary
     (`tokenizer.json`, `vocab.txt` or `spiece.model`). A name on Hugging Face, such as
     `Rostlab/prot_bert`, is its folder in the cache of `hf download`. Code in the folder is never
-    run; other files change only its digest."""
+    run; other files only affect the digest."""
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
-    """One vector a record, made by `mean` (over the sequence's own tokens), `mean_all` (over the
-    special ones as well), `max` and `std` (the largest number and the standard deviation, of n,
-    over the own tokens), `cls` (the vector of the special token at the beginning), `last` (that of
-    the last token, which has seen all others in a causal network), several of these, or `none`
+    """The vector of a record: `mean` (over the tokens of the sequence), `mean_all` (also over
+    special tokens), `max` and `std` (maximum and standard deviation, divided by n, over the tokens
+    of the sequence), `cls` (the vector of the special token at the start), `last` (the vector of
+    the last token, which depends on all others in a causal network), several of these, or `none`
     (only together with `per_residue`)."""
     per_residue: bool = False
-    """Also deliver one vector for each of the sequence's own tokens: residues of proteins, k-mers
-    or what the tokenizer makes of nucleotides."""
+    """Also deliver one vector for each token of the sequence: a residue of a protein, or a k-mer or
+    another token of nucleotides."""
     long: Literal["truncate", "refuse", "full", "split"] = "truncate"
-    """What happens to records of more than `max_residues`: `truncate` keeps the first ones,
-    `refuse` lists them among the refused, `full` computes them whole (not where the network has a
-    table of positions, which ends). A T5 computes all whole unless `max_residues` is given. Contigs
-    are cut between elements: `truncate` keeps the first elements, `split` makes records
-    `<id>/window1`, `<id>/window2` and so on of all."""
+    """How records with more than `max_residues` are computed: `truncate` keeps the first residues,
+    `refuse` refuses the records, `full` computes them whole (not with a table of positions, which
+    has an end). Without `max_residues`, a T5 computes all records whole. Contigs are divided
+    between elements: `truncate` keeps the first elements, and `split` makes the records
+    `<id>/window1`, `<id>/window2` and so on."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues (amino acids or bases) of a record that the network sees. If not given, all of them
-    in a T5 (ProtT5, ProstT5, Ankh), as its authors compute; else as many as its positions hold:
+    """Residues (amino acids or bases) of a record that are computed. If not given, all in a T5
+    (ProtT5, ProstT5, Ankh), as by its authors. Otherwise the number of positions of the network:
     1022 for ESM-1b, 510 for a BERT of letters (39998 for ProtBERT, whose table is longer), 515 for
-    DNABERT-1 of 6-mers, 5994 for the Nucleotide Transformer 1; where these have no end, what it was
-    trained with: 1022 for ESM-2, 2046 for AMPLIFY, 4095 for gLM2 (4096 tokens of contigs), 12282
-    for the Nucleotide Transformer 2; where the config does not say that, what 1,024 tokens hold.
-    Records that are computed with more than the network was trained with get a note."""
+    DNABERT-1 of 6-mers, 5994 for the Nucleotide Transformer 1. Without a limit of positions, the
+    length in training: 1022 for ESM-2, 2046 for AMPLIFY, 4095 for gLM2 (4096 tokens of contigs),
+    12282 for the Nucleotide Transformer 2; if the config lacks it, the residues of 1,024 tokens.
+    Records that are longer than in training get a note."""
     alphabet: Literal["proteins", "nucleotides", "contigs", "texts"]  # type: ignore[assignment]
-    """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), `contigs` of
+    """The kind of inputs: `proteins`, `nucleotides` (DNA or RNA; U is read as T), `contigs` of
     proteins and the bases between them, for gLM2 (`<+>MALTK<+>aatttaagg<->MLGID`, or GenBank), or
-    `texts`: rows of tables, and .txt files, each of which is one text, for a network whose folder
-    has a tokenizer.json."""
+    `texts`: rows of tables or whole .txt files, for networks with a tokenizer.json."""
     paired: bool = False
     """Records are pairs of antibody chains, for IgBert and IgT5: two columns of a table, two rows
-    of an id (`chain_column`), or records whose ids end in `_H` and `_L`. Pairs of more than
-    `max_residues` are refused."""
+    with the same id (`chain_column`), or records whose ids end in `_H` and `_L`. Pairs with more
+    than `max_residues` are refused."""
     heavy_column: str = ""
-    """With `paired`: the column of tables that holds the heavy chains. Give `light_column`, too."""
+    """With `paired`: the column of heavy chains in tables. Requires `light_column`."""
     light_column: str = ""
-    """With `paired`: the column of tables that holds the light chains."""
+    """With `paired`: the column of light chains in tables."""
     chain_column: str = ""
-    """With `paired`: the column of tables with a row for each chain that says which one it is, such
-    as `locus` of AIRR (IGH, IGK or IGL). Two rows of one id are a pair. Name `id_column` (there
-    `cell_id`) and `sequence_column`, too."""
+    """With `paired`: the column of the kind of chain in tables with a row per chain, such as
+    `locus` of AIRR (IGH, IGK or IGL). Two rows with the same id are a pair. Requires `id_column`
+    (`cell_id` in AIRR) and `sequence_column`."""
     parts: bool = False
     """Also deliver vectors of each element of a contig, `<id>/<element>`, or of each chain of a
-    pair, `<id>/heavy` and `<id>/light`, which are computed with the whole."""
+    pair, `<id>/heavy` and `<id>/light`, from the computation of the whole record."""
     chat: bool = False
-    """With `alphabet: texts`: each text is one message of a user in the chat template of the
-    folder, up to where the reply would begin. `mean`, `max`, `std` and `per_residue` are then of
-    the text's own tokens, `mean_all` of all, and `last` is the token before the reply."""
+    """With `alphabet: texts`: each text is a user message in the chat template of the folder, up to
+    the start of the reply. `mean`, `max`, `std` and `per_residue` are then over the tokens of the
+    text, `mean_all` over all tokens, and `last` is the token before the reply."""
     text_column: str = "text"
-    """With `alphabet: texts`: the column of tables that holds them."""
+    """With `alphabet: texts`: the column of the texts in tables."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """With texts, and in causal networks whose tokens have any length: tokens of a record that the
-    network sees, special ones included. If not given, as many as its positions hold or it was
-    trained with, and 4,096 at most. `long` says what happens to records of more."""
+    """With texts, and in causal networks with tokens of any length: tokens of a record that are
+    computed, with special tokens. If not given, the number of positions or the length in training,
+    and at most 4,096. `long` applies to longer records."""
     prefix: str = ""
-    """The token in front of each sequence. If not given, what the authors have there for features:
-    `[NLU]` for Ankh 3 (also `[S2S]`), `<AA2fold>` for ProstT5, `<+>` for gLM2 (`<->`: the other
-    strand). With `<fold2AA>`, ProstT5 reads 3Di letters in place of residues."""
+    """The token before each sequence. If not given, that of the authors for features: `[NLU]` for
+    Ankh 3 (also `[S2S]`), `<AA2fold>` for ProstT5, `<+>` for gLM2 (`<->`: the reverse strand). With
+    `<fold2AA>`, ProstT5 reads 3Di letters instead of residues."""
     letters_per_token: int | None = Field(default=None, ge=1)
-    """Letters that a token takes up, roughly; how many records make a batch is reckoned by it. If
-    not given, what the vocabulary says: 1 for letters and overlapping k-mers, k for k-mers one
-    after the other, 4 for a learned vocabulary."""
+    """Approximate number of letters per token, to estimate the records of a batch. If not given, 1
+    for letters and overlapping k-mers, k for k-mers without overlap, and 4 for a learned
+    vocabulary."""
 
     @model_validator(mode="after")
     def _of_structures(self) -> Self:

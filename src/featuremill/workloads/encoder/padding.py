@@ -62,8 +62,7 @@ class Group(NamedTuple):
         )
 
     def of_regions(self, regions: Sequence[Sequence[Region]], num_before: int) -> Group:
-        """Return the group with an entry for each region of its sequences; `num_before` special
-        tokens precede each sequence."""
+        """Return the group with an entry per region; `num_before` special tokens come first."""
         pairs = [
             (row, region) for row, index in enumerate(self.places) for region in regions[index]
         ]

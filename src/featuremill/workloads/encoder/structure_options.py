@@ -1,4 +1,4 @@
-"""Options of networks that read letters of structure beside residues, such as SaProt."""
+"""Options of networks that read 3Di letters of structure with the residues, such as SaProt."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ class StructureOptions(WorkloadOptions):
     """Options for letters of structure: their source, and where they are masked."""
 
     structures: OptionFile | None = None
-    """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs, or
-    what `foldseek structureto3didescriptor` writes, under the names of the files of structures or
-    the accessions in them. A record without one gets `#` for each residue, and a note. Inputs of
-    residues and 3Di letters in turns (`MdKpTv`) need none."""
+    """For SaProt: FASTA or a table with Foldseek's 3Di letters and the ids of the inputs, or the
+    output of `foldseek structureto3didescriptor`, with the names of structure files or the
+    accessions in them. A record without a structure has `#` for each residue, and a note. Inputs in
+    which residues and 3Di letters alternate (`MdKpTv`) need no structures."""
     structure_column: str = ""
-    """With `structures`: the column of a table that holds the letters. If not given, it is found as
-    `sequence_column` is."""
+    """With `structures`: the table's column of letters. If not given, it is found by its name."""
     plddt_folder: OptionFolder | None = None
-    """With `structures`: a folder of the structures' files (`.pdb`, `.cif`, also with `.gz`), whose
-    B-factors are pLDDT. Where it is below `plddt_threshold`, the letter is `#`, as SaProt's authors
-    have it."""
+    """With `structures`: a folder of structure files (`.pdb`, `.cif`, also with `.gz`), whose
+    B-factors are pLDDT. Letters of residues with pLDDT below `plddt_threshold` become `#`, as by
+    SaProt's authors."""
     plddt_column: str = ""
-    """With `structures`: in place of a folder, the column of that table which holds the pLDDT of
-    each residue, with spaces or commas between."""
+    """With `structures`: instead of a folder, the table's column with the pLDDT of each residue,
+    separated by spaces or commas."""
     plddt_mask: Literal["alphafold", "always", "never"] = "alphafold"
-    """With pLDDT: whether it counts. `alphafold`, as `auto` of SaProt's authors: where AlphaFold is
-    named in the structure's file, as B-factors of other structures are no pLDDT; of a column
-    always."""
+    """With pLDDT: whether it is applied. `alphafold`, like `auto` of SaProt's authors, applies it
+    to files that name AlphaFold, as other B-factors are not pLDDT, and to columns."""
     plddt_threshold: float = Field(default=70.0, ge=0, le=100)
     """With pLDDT: letters of residues below it become `#`."""
 

@@ -96,7 +96,7 @@ def clean_pairs(letters: str) -> Cleaned:
 
 
 def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
-    """Stream residues, with their structures where they stand in turns with them."""
+    """Yield records of residues, or of alternating residues and 3Di letters."""
     return spelled(inputs, maker(clean_pairs), options, fasta.__name__)
 
 

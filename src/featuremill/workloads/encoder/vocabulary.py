@@ -419,7 +419,7 @@ def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
     """Return a vocabulary with the tokens of the chat template around any text. Whitespace around a
     text is removed, as it might merge with a token of the template."""
     tokenizer = chat.opened(folder)
-    ids_1, ids_2 = (chat.tokens(tokenizer, text) for text in chat.MADE_UP)
+    ids_1, ids_2 = (chat.tokens(tokenizer, text) for text in chat.SAMPLE_TEXTS)
     first, last = chat.in_common(ids_1, ids_2), chat.in_common(ids_1[::-1], ids_2[::-1])[::-1]
 
     def own(letters: bytes) -> Ids:

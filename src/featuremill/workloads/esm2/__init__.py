@@ -278,8 +278,7 @@ def run(model: Model, batch: Batch) -> Result:
 
 
 def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
-    """Yield the values of a batch on their devices, in the order of the schema, each when its layer
-    is computed."""
+    """Yield the values of a batch on their devices, in schema order, layer by layer."""
     from featuremill.workloads.esm2.pooling import tensors_of_layer
 
     encoder = model.encoder

@@ -42,8 +42,7 @@ AttendHeads = Callable[[Tensor, slice, Tensor], None]
 
 
 class Backend(NamedTuple):
-    """A method for attention: its name (for the receipt), and a function (qkv_T3Hd, pack) →
-    context_THd."""
+    """A method for attention: its name, and a function (qkv_T3Hd, pack) → context_THd."""
 
     name: str
     attend: Callable[[Tensor, Packed], Tensor]

@@ -161,8 +161,7 @@ class Encoder:
     def _weights(
         self, get: Get, number: int, name: str, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return the weight and bias of a linear layer in the computing dtype, rounded on
-        `device`."""
+        """Return weight and bias of a linear layer in the computing dtype, rounded on `device`."""
         weight_OI, bias_O = (
             get(f"layers.{number}.{name}.{part}").to(device) for part in ("weight", "bias")
         )
@@ -255,8 +254,7 @@ class Encoder:
         return compute
 
     def _add(self, stage: Stage, layer: Layer, context_TD: Tensor) -> Callable[[Block], None]:
-        """Return the function that adds attention and then the feed-forward layers to a block of
-        the residual stream."""
+        """Return the function that adds attention and feed-forward to a residual block."""
 
         def compute(block: Block) -> None:
             stream = block.stream

@@ -77,8 +77,7 @@ WORDS = {
     "FA2": "FA2",
     "direct": "direct",
 }
-"""The values of FEATUREMILL_WITHOUT; each excludes backends whose names contain one of its
-texts."""
+"""The values of FEATUREMILL_WITHOUT; each excludes backends by texts in their names."""
 SAMPLE = 64
 """Number of rows of a full batch that are compared: the first, the last, and some between."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
@@ -408,8 +407,7 @@ class _Trial:
 
 
 def _rotated(layer: Layer, qkv_T3Hd: Tensor, rotary_Tf2: Tensor) -> Tensor:
-    """Return fp32 query, key and value with rotated query and key, normed before if the layer does
-    so."""
+    """Return fp32 query, key and value; query and key are rotated, after a norm if any."""
     query_key_T2Hd, weight_2D = qkv_T3Hd[:, :2], layer.query_key_norm_2D
     if weight_2D is not None:
         normed_T2D = F.layer_norm(

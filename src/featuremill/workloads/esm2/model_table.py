@@ -17,7 +17,7 @@ from featuremill.workload import Device, Weights, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import memory, sources
 
-PLACE = re.compile(r"(<!-- models -->\n).*?(\n<!-- /models -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- models -->\n).*?(\n<!-- /models -->)", re.DOTALL)
 PROTEINS = 10**6
 RESIDUES = 350
 """Residues of a protein, for the last column: about the average."""
@@ -90,7 +90,7 @@ def main() -> None:
         print(table())
         return
     page = Path(sys.argv[1])
-    page.write_text(PLACE.sub(rf"\g<1>{table()}\g<2>", page.read_text("utf-8")), "utf-8")
+    page.write_text(MARKED.sub(rf"\g<1>{table()}\g<2>", page.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Options(ResidueOptions, TableOptions):
     standard deviation divides by n), `bos` (the vector of the BOS token), several of these, or
     `none` (only together with `per_residue`)."""
     per_residue: bool = False
-    """Also deliver one vector a residue."""
+    """Also deliver one vector per residue."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the matrix products; the rest is fp32. `auto` is bf16 where the device has it,
     else fp16 on a GPU and fp32 on a CPU. fp16 has about an eighth of bf16's error. A GPU is as fast

@@ -1,5 +1,4 @@
-"""Find the workload that computes another model by its name, and the source of its weights, as in
-docs/encoders.md."""
+"""Find the workload of another model by its name, and the source of its weights."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ FACTS = {
     "n_heads": "attention_heads",
     "intermediate_size": "feed_forward",
 }
-"""Names of the numbers of an architecture in fair-esm, Hugging Face and ESM C's research
-folders."""
+"""Names of an architecture's numbers in fair-esm, Hugging Face and ESM C's folders."""
 
 OF_A_TRAINER = (
     "it is a checkpoint of a trainer (such as Lightning); save what is in its state_dict alone, "
@@ -55,8 +54,7 @@ class Opened(NamedTuple):
 def open_checkpoint(
     path: Path, kind: Kind = ESM2, facts_of: Callable[[Path], dict[str, Any]] = facts_of
 ) -> Opened:
-    """Return the content of `path`, memory-mapped if the format allows it, and the settings in its
-    folder."""
+    """Return the content of `path`, memory-mapped if possible, and its folder's settings."""
     opened = _folder(path, kind) if path.is_dir() else _file(path, kind)
     if not opened.tensors or not all(
         isinstance(key, str) and isinstance(tensor, Tensor)

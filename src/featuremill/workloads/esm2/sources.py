@@ -180,8 +180,7 @@ def published(name: str) -> Checkpoint:
 
 
 def _cached(name: str) -> Path | None:
-    """Return the folder of a published model in Hugging Face's cache, or that of `download`, if it
-    has the weights."""
+    """Return the folder of a published model with weights, in the cache or of `download`."""
     for folder in (cached(f"{OWNER}{name}"), hub_folder() / name):
         with contextlib.suppress(UserError):
             if folder and (folder / CONFIG).is_file() and checkpoint_files(folder):

@@ -55,8 +55,7 @@ class Transfer:
     """Copies of tensors to the host, which start when the object is created."""
 
     def __init__(self, tensors: Iterable[Tensor], slabs: Slabs) -> None:
-        """Start each copy before the next tensor is requested, so that at most the features of one
-        layer are on the device."""
+        """Start each copy before the next tensor, so that only one layer is on the device."""
         self._events: list[torch.cuda.Event] = []
         self._slabs = slabs
         self._copies = [self._copy(tensor) for tensor in tensors]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from featuremill.workload import Device, Weights
-    from featuremill.workloads.llm_json.engines import Asked, Engine, Reply
+    from featuremill.workloads.llm_json.engines import Engine, Reply, Request
 
 __all__ = [
     "ATTRIBUTES",
@@ -321,13 +321,13 @@ def _refuse_missing(module: str, option: str, instead: str) -> None:
         )
 
 
-def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Asked]:
+def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Request]:
     """Turn prompts into tokens, by the chat template."""
-    from featuremill.workloads.llm_json.engines import Asked
+    from featuremill.workloads.llm_json.engines import Request
 
     with _without_words():
         return [
-            Asked(
+            Request(
                 _tokens(model.options, model.tokenizer, payload.decode()),
                 hashlib.sha256(payload).digest(),
             )
@@ -345,15 +345,15 @@ def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Return the common first tokens of prompts, found with two made-up rows; [] if the template
     rejects such rows."""
     prompt = prompts.read(options.prompt)
-    made_up = [dict.fromkeys(prompt.columns, value) for value in chat.MADE_UP]
+    sample_rows = [dict.fromkeys(prompt.columns, value) for value in chat.SAMPLE_TEXTS]
     try:
-        first, second = (_tokens(options, tokenizer, prompt.fill(row)) for row in made_up)
+        first, second = (_tokens(options, tokenizer, prompt.fill(row)) for row in sample_rows)
     except Exception:  # a template can raise anything
         return []
     return chat.in_common(first, second)
 
 
-def run(model: Model, batch: list[Asked]) -> list[Row]:
+def run(model: Model, batch: list[Request]) -> list[Row]:
     """Ask the model, again if a reply is not accepted, and check its replies."""
     rows: dict[int, Row] = {}
     options = model.options
@@ -378,7 +378,7 @@ def run(model: Model, batch: list[Asked]) -> list[Row]:
     return [rows[number] for number in range(len(batch))]
 
 
-def _judged(model: Model, request: Asked, reply: Reply, attempt: int) -> Row:
+def _judged(model: Model, request: Request, reply: Reply, attempt: int) -> Row:
     from featuremill.workloads.llm_json.engines import LENGTH, STOP
 
     times = f" ({attempt} attempts)" if attempt > 1 else ""

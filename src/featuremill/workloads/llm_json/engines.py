@@ -40,7 +40,7 @@ LEAST_COMMON = 16
 """Tokens that prompts begin with, before these are computed once."""
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A prompt."""
 
     tokens: list[int]
@@ -54,7 +54,7 @@ class _Row:
 
     number: int
     """The index of the request."""
-    request: Asked
+    request: Request
     matcher: LLMatcher
     chosen: list[int] = field(default_factory=list)
     """Tokens of the reply, without those that end it."""
@@ -76,7 +76,7 @@ class Engine(Protocol):
 
     backend: str
 
-    def replies(self, requests: Sequence[Asked], attempt: int) -> list[Reply]:
+    def replies(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
         """Return the reply to each prompt, in order; attempts count from 1."""
 
 
@@ -155,7 +155,7 @@ class Transformers:
         )
 
     @torch.inference_mode()
-    def replies(self, requests: Sequence[Asked], attempt: int) -> list[Reply]:
+    def replies(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
         """Return the reply to each prompt. When a row ends, the next request takes its slot."""
         from featuremill.workloads.llm_json.slots import Alone, Slots
 
@@ -327,7 +327,7 @@ class Vllm:
         self._options, self._held, self._params = options, held, vllm.SamplingParams
         self.backend = f"vllm {vllm.__version__} {options.dtype}"
 
-    def replies(self, requests: Sequence[Asked], attempt: int) -> list[Reply]:
+    def replies(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
         """Return the reply to each prompt, in batches of vLLM's own."""
         options = self._options
         params = [

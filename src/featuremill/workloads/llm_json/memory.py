@@ -92,19 +92,19 @@ def size_of_config(folder: Path) -> Size:
     config = json_of(path, "a model's")
     kind = str(config.get("model_type", ""))
     config = {**config, **config.get("text_config", {})}  # of a model that also takes images
-    layers, width = _told(config, LAYERS), _told(config, WIDTH)
+    layers, width = _first_number(config, LAYERS), _first_number(config, WIDTH)
     if not (layers and width):
         raise UserError(
             f"{path}: it has no {' or no '.join((LAYERS[0], WIDTH[0]))}, so the memory of this "
             "model is not known; take the config of the model."
         )
-    heads = _told(config, HEADS)
-    head_width = _told(config, ("head_dim",)) or width // (heads or 1)
-    key_heads = _told(config, KEY_HEADS) or (1 if config.get("multi_query") else heads)
-    experts = _told(config, EXPERTS)
-    inner = _told(config, INNER) or 4 * width
-    inner = (experts and _told(config, ("moe_intermediate_size",))) or inner
-    vocabulary = _told(config, ("vocab_size",))
+    heads = _first_number(config, HEADS)
+    head_width = _first_number(config, ("head_dim",)) or width // (heads or 1)
+    key_heads = _first_number(config, KEY_HEADS) or (1 if config.get("multi_query") else heads)
+    experts = _first_number(config, EXPERTS)
+    inner = _first_number(config, INNER) or 4 * width
+    inner = (experts and _first_number(config, ("moe_intermediate_size",))) or inner
+    vocabulary = _first_number(config, ("vocab_size",))
     number = str(config.get("dtype") or config.get("torch_dtype"))
     num_up = 1 if kind in decoders.NOT_GATED else 2
     attention, keys = heads * head_width, key_heads * head_width
@@ -119,7 +119,7 @@ def size_of_config(folder: Path) -> Size:
         feed_forward = (num_up + 1) * inner
         is_tied = config.get("tie_word_embeddings", kind.startswith(TIED))
         products = layers * width * (2 * attention + 2 * keys + feed_forward * (experts <= 1))
-        vectors = vocabulary * (1 if is_tied else 2) + _told(config, ("n_positions",))
+        vectors = vocabulary * (1 if is_tied else 2) + _first_number(config, ("n_positions",))
         others = width * (vectors + layers * (4 + experts * feed_forward * (experts > 1)))
     return Size(
         layers,
@@ -137,7 +137,7 @@ def size_of_config(folder: Path) -> Size:
     )
 
 
-def _told(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+def _first_number(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
     """Return the first number that has one of the names; 0 for none."""
     return next((int(config[name]) for name in names if config.get(name)), 0)
 

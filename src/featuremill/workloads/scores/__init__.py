@@ -84,8 +84,7 @@ REMEDIES = {
     "less written": "listed variants, or no log_probabilities",
 }
 PASS_TOKENS = 450
-"""Assumed tokens of a pass, to estimate the work of attention: the cost of a record is a sum over
-its passes."""
+"""Assumed tokens per pass, as the cost of a record is the sum over its passes."""
 
 
 class Model(NamedTuple):

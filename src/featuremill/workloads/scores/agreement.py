@@ -144,8 +144,7 @@ def spearman(a_V: Numbers, b_V: Numbers) -> float:
 
 
 def auc(is_fit_V: npt.NDArray[np.bool_], scores_V: Numbers) -> float:
-    """Return the probability that a fit variant has a higher score than an unfit variant; equal
-    scores count half."""
+    """Return the probability that fit variants score above unfit ones; ties count half."""
     num_fit, num_other = is_fit_V.sum(), (~is_fit_V).sum()
     above = ranks(scores_V)[is_fit_V].sum() - num_fit * (num_fit + 1) / 2
     return float(above / (num_fit * num_other))
@@ -186,8 +185,7 @@ class _Row(NamedTuple):
 
 
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
-    """Return the figure, or [] without measured scores; `read` yields batches of the named columns
-    of a run's results."""
+    """Return the figure, or [] without measured scores; `read` yields batches of columns."""
     rows, measured = list[_Row](), ""
     for batch in read(["id", VARIANTS]):
         measured = measured_of(batch.schema.field(VARIANTS).type.value_type)[0]

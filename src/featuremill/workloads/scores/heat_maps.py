@@ -48,8 +48,7 @@ class Protein(NamedTuple):
 
 
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
-    """Return one figure for each of the first proteins with variants; `read` yields batches of the
-    named columns of a run's results."""
+    """Return a figure for each of the first proteins; `read` yields batches of columns."""
     return figures_of(_proteins(read(["id", "length", VARIANTS])), figure)
 
 

@@ -57,8 +57,7 @@ class Kin(NamedTuple):
     """A pattern of the architecture's name, with which names of unpublished weights begin."""
 
     def takes(self, model: str) -> bool:
-        """Return whether `model` is the name or the path of such a network, converted or not. Does
-        not read weights."""
+        """Return whether `model` is the name or the path of such a network; reads no weights."""
         if self._known(model):
             return True
         path = place_of(model)

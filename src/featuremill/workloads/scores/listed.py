@@ -1,5 +1,4 @@
-"""Read proteins with their variants as records, from tables and sequence files; add structures for
-networks that read them (SaProt)."""
+"""Read proteins with variants as records, with structures for networks that read them."""
 
 from __future__ import annotations
 
@@ -203,8 +202,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _from_tables(inputs: Sequence[Path], options: Options) -> Iterator[ProteinCells]:
-    """Yield the proteins of tables with their cells; rows with equal id and sequence are one
-    protein."""
+    """Yield the proteins of tables with their cells; equal id and sequence are a protein."""
     for path in inputs:
         if not _is_table(path):
             raise UserError(

@@ -288,8 +288,7 @@ def own(letters: bytes, rows_L: Numbers) -> Numbers:
 
 
 def entropies(rows_L: Numbers) -> Numbers:
-    """Return the entropy in nats over the 20 amino acids at each residue; their probabilities are
-    normalised to 1."""
+    """Return the entropy in nats over the 20 amino acids, normalised, at each residue."""
     of_20 = rows_L[:, tokens_of(AMINO_ACIDS.encode())].astype(np.float64)
     of_20 -= np.log(np.exp(of_20).sum(1, keepdims=True))
     entropies_L: Numbers = -(np.exp(of_20) * of_20).sum(1)
@@ -302,14 +301,12 @@ def tokens_of(letters: bytes) -> Tokens:
 
 
 def _start_around(first: int, last: int, length: int, width: int) -> int:
-    """Return the start of the window with these residues in its middle, or as near to it as the
-    ends of the protein permit."""
+    """Return the start of the window whose middle is nearest to these residues."""
     return min(max(0, (first + last + 1 - width) // 2), length - width)
 
 
 def _nearest_starts(places: Places, length: int, width: int) -> Places:
-    """Return for each residue the start of the window with the nearest middle; windows overlap by
-    half."""
+    """Return for each residue the start of the half-overlapping window nearest to it."""
     starts = np.append(np.arange(0, length - width, max(1, width // 2)), length - width)
     between = (starts[1:] + starts[:-1] + width) / 2
     nearest: Places = starts[np.searchsorted(between, places + 0.5)]

@@ -108,8 +108,7 @@ def name_of(model: str) -> str:
 
 
 def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
-    """Yield name, size and modification time of each file of a member; nothing for known names and
-    missing files."""
+    """Yield name, size and time of each file of a member; nothing for names."""
     if not _sources(model).is_path(model):
         return
     path = place_of(model)

@@ -1,5 +1,4 @@
-"""Write variant_metrics.tsv: one row per protein and score, with the metrics of `agreement` against
-measured scores."""
+"""Write variant_metrics.tsv: a row per protein and score, with `agreement`'s metrics."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ Change = Changed | Indel
 
 
 def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
-    """Return the payload of a protein with the variants of `rows`; `letters` may include a tab and
-    the structure."""
+    """Return the payload of a protein with `rows`; `letters` may include a structure."""
     listed = list(dict.fromkeys(row.variant for row in rows if row.variant))
     parts = [letters, " ".join(listed).encode()]
     if rows != [Row(variant, variant) for variant in listed]:
@@ -310,8 +309,7 @@ def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) 
 
 
 def first_residue(changes: Sequence[Change], letters: bytes) -> int | None:
-    """Return the number of the first residue with which all changes match the protein; None if no
-    number fits, or several do."""
+    """Return the first residue's number with which all changes fit, if there is just one."""
     protein = letters.decode()
     residues = sorted({(at, old) for change in changes for old, at in change.residues})
     if len(residues) < LEAST_POSITIONS:

@@ -12,9 +12,9 @@ import numpy as np
 from featuremill import features
 from featuremill.features import NOWHERE, Features
 from featuremill.features.nearest import (
-    Found,
     Metric,
     Nearest,
+    Neighbours,
     NotFiniteError,
     queries_at_once,
     rows_of_block,
@@ -111,7 +111,7 @@ def hits_of(searched: Features, queries: Queries, settings: Settings) -> Iterato
             yield Hit(query, rank, record.id, score, record.length, record.description)
 
 
-def _nearest(searched: Features, queries: Queries, settings: Settings) -> list[Found]:
+def _nearest(searched: Features, queries: Queries, settings: Settings) -> list[Neighbours]:
     """Return the rows and scores of the records that are nearest to each query."""
     dtype = searched.vectors.dtype
     k = min(settings.k + settings.excludes_self, searched.num_rows)

@@ -50,8 +50,7 @@ class Reader:
         num_at_once: int,
         wants_own: bool,
     ) -> None:
-        """`recipe` is called for the first sequence. With `wants_own`, `own_rows` of sequences are
-        searched."""
+        """`recipe` is called for the first sequence; `wants_own` asks for `own_rows`."""
         self._searched = searched
         self._wants_own = wants_own
         self._make_recipe = recipe

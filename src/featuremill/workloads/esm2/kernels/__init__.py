@@ -1,5 +1,4 @@
-"""The operations between matrix products: Triton's kernels on CUDA, code compiled with LLVM on x86
-CPUs, PyTorch elsewhere."""
+"""Operations between matrix products: Triton on CUDA, LLVM on x86 CPUs, or PyTorch."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class OnCpu(NamedTuple):
 
 
 def compiled_on_cpu(dtype: torch.dtype, num_heads: int, head_dim: int) -> OnCpu | None:
-    """Return the functions compiled for this CPU; None without AVX2, or if rows of this width do
-    not fill its vectors."""
+    """Return the functions compiled for this CPU; None without AVX2 or LLVM, or for odd widths."""
     isa = instructions(dtype)
     if isa == "sse" or head_dim % 8 or num_heads * head_dim % 16 or not _has_llvm():
         return None
