@@ -210,9 +210,8 @@ class Planning(NamedTuple):
             )
             for (name, times), sha256 in zip(files.items(), digests, strict=True)
         ]
-        for path, looks in _looks(files).items():
-            if looks != before[path]:
-                raise UserError(f"{path}: it changed while it was read; run the same command again.")
+        if new := [path for path, looks in _looks(files).items() if looks != before[path]]:
+            raise UserError(f"{new[0]}: it changed while it was read; run the same command again.")
         return spooled, inputs, before
 
     def _cut(self, spooled: Spooled) -> Assigned:
