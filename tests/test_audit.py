@@ -404,7 +404,7 @@ def test_many_layers_of_a_wide_model_make_smaller_batches():
     ],
 )
 def test_dtypes_that_are_audited_unasked(kind, has_bf16, own, usual):
-    assert command._usual(Device(kind, "", "", has_bf16), own) == usual
+    assert command._default_dtypes(Device(kind, "", "", has_bf16), own) == usual
 
 
 @pytest.mark.parametrize(

@@ -600,8 +600,8 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     best = table[(table["feature"] == table["feature"].iloc[0]) & (table["rank"] == 1)]
     assert text.count("<summary>") == 2 and "more</summary>" in text, "rows beyond 30 are folded"
     assert ("of the features are dead" in text) == (held.dead >= sae_page.MANY_DEAD)
-    assert "Train with fewer --features" in sae_page._of_dead(0.756, 512, 811)
-    assert sae_page._of_dead(0.01, 512, 811) == ""
+    assert "Train with fewer --features" in sae_page._dead_advice(0.756, 512, 811)
+    assert sae_page._dead_advice(0.01, 512, 811) == ""
     assert table.columns[-1] == "description" and "Words in common" in text
     assert best["id"].item() in text and "http-equiv" in text and 'src="http' not in text
     strongest = max(

@@ -128,6 +128,7 @@ def test_a_wrong_engine_fails_the_gate_and_no_speed_is_shown(environment, tmp_pa
     assert [verdict["engine"] for verdict in gate] == ["fair-esm fp32", "featuremill fp32"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_search_of_made_up_results_is_measured(environment):
     made_up = ("--records", "300", "--width", "8", "--queries", "2", "--outputs", "npy", "parquet")
     done = subprocess.run(
@@ -142,6 +143,7 @@ def test_a_search_of_made_up_results_is_measured(environment):
     assert line.startswith("300 x 8 float32, cosine, 2 queries: first ")
 
 
+@pytest.mark.usefixtures("forked")
 def test_each_step_of_writing_is_measured(environment, tmp_path):
     arguments = ["--folder", str(tmp_path), "--width", "32", "--batches", "2", "--passes", "2"]
     done = subprocess.run(

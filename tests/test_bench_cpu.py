@@ -274,6 +274,7 @@ def test_the_agenda_begins_with_what_the_bars_are_about():
     ]
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_page_has_the_figures_of_its_records():
     text = (ROOT / "docs" / "performance.md").read_text("utf-8")
     names = set(re.findall(r"\(\.\./bench/results/(.*-cpu\.json)\)", text))

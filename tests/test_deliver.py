@@ -304,7 +304,7 @@ def test_equally_near_records_come_by_their_sequences_in_both_orders(run, tmp_pa
         hits = featuremill.search(run.root, ["r3", "r20"], k=6, column="composition")
         output = tmp_path / f"{order}.tsv"
         chosen = run.root, None, tmp_path / "kinds.csv", "kind", None, "composition", 3, "cosine"
-        transfer.transfer(transfer.Chosen(*chosen, output))
+        transfer.transfer(transfer.Arguments(*chosen, output))
         _, *table = output.read_text("utf-8").splitlines()
         found.append((hits.to_dict("records"), sorted(table)))
     assert found[0] == found[1]

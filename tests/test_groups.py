@@ -44,7 +44,7 @@ def table(folder, rows=GENES):
 
 def done(folder, run, rows=GENES, pool=("mean", "max", "sum")):
     output = folder / "genes.parquet"
-    write.pool(write.Chosen(run, table(folder, rows), "gene", None, pool, output))
+    write.pool(write.Arguments(run, table(folder, rows), "gene", None, pool, output))
     with (folder / "genes.members.tsv").open(newline="") as file:
         members = list(csv.DictReader(file, delimiter="\t"))
     told = json.loads((folder / "genes.json").read_text())

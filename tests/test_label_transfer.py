@@ -74,7 +74,7 @@ def few_at_once(monkeypatch):
 def done(folder, of, reference=None, rows=LABELS, group=None, k=5, metric="cosine"):
     output = folder / "kinds.tsv"
     labels = table(rows, folder)
-    write.transfer(write.Chosen(of, reference, labels, "kind", group, None, k, metric, output))
+    write.transfer(write.Arguments(of, reference, labels, "kind", group, None, k, metric, output))
     found, missing = (
         list(csv.DictReader(path.read_text("utf-8").splitlines(), delimiter="\t"))
         for path in (output, folder / "kinds.missing.tsv")

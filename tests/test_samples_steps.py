@@ -67,7 +67,7 @@ def table_of(folder, rows, head):
 
 def grouped(folder, run, table=None, column=None):
     output = folder / "groups.parquet"
-    write.pool(write.Chosen(run, table, column, None, ["sum"], output))
+    write.pool(write.Arguments(run, table, column, None, ["sum"], output))
     members = rows_of(folder / "groups.members.tsv")
     told = json.loads((folder / "groups.json").read_text())
     return SimpleNamespace(rows=pq.read_table(output).to_pylist(), members=members, told=told)
@@ -136,7 +136,7 @@ LABELS = [("a", f"p{n}", f"l{n % 3}") for n in range(8)] + [("b", "p7", "l9"), (
 def transferred(folder, run, labels, reference=None, group=None):
     output = folder / "kinds.tsv"
     asked = (run, reference, labels, "kind", group, None, 1, "euclidean", output)
-    transfer.transfer(transfer.Chosen(*asked))
+    transfer.transfer(transfer.Arguments(*asked))
     told = json.loads((folder / "kinds.json").read_text())
     missing = rows_of(folder / "kinds.missing.tsv")
     return SimpleNamespace(rows=rows_of(output), missing=missing, told=told)

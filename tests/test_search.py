@@ -550,7 +550,7 @@ def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
         (run.root / "new").replace(run.root / name)
     row = searched.rows_of(["r3"])["r3"]
     queries = Queries(["r3"], searched.take(np.array([row])), [row])
-    found = list(hits.hits_of(searched, queries, hits.Chosen(3)))
+    found = list(hits.hits_of(searched, queries, hits.Settings(3)))
     pd.testing.assert_frame_equal(pd.DataFrame(found), expected)
 
 

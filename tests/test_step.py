@@ -72,7 +72,7 @@ class TestAutoencoders(ForkedSteps):
         super().test_products_are_made_once_shown_by_status_and_removed(tmp_path)
 
     def test_what_its_rules_type_is_understood(self, tmp_path, environment):
-        (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._absolute_config))
         words = ("featuremill", "run", "my.yaml", "--cores", "2", "-n", "-p")
         said = Desk(tmp_path, environment).type(*words).text
         typed = re.findall(r"exec featuremill (sae .*)$", said, re.MULTILINE)

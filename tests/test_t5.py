@@ -125,5 +125,5 @@ def test_what_the_longest_record_takes_is_told_before(tmp_path, environment, mon
     write_json(tmp_path / "results/far/plan.json", plan_json(run="far", lengths=lengths))
     arguments = argparse.Namespace(config=Path("far.yaml"), workload="", set=None, model="")
     arguments.results = Path("results")
-    wanted = findings.wanted(arguments)
-    assert wanted.need(wanted.weights(), CPU).batch_tokens == 9000
+    subject = findings.subject_of(arguments)
+    assert subject.need(subject.weights(), CPU).batch_tokens == 9000

@@ -1,14 +1,17 @@
 """The scripts that train the bundled model: data, batches, network, schedule, resume."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 import torch
 from esm2_models import ALPHABET, demo_proteins, fair_esm
+from programs import wait_for
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -228,21 +231,15 @@ def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path,
 
 
 def test_a_run_that_is_stopped_keeps_its_state(work, tmp_path):
-    command = [
-        sys.executable,
-        ROOT / "training/train.py",
-        work,
-        tmp_path / "w",
-        "--state",
-        tmp_path,
-    ]
-    command += ["--shape", *map(str, SHAPE), "--batch-tokens", "512", "--lengths", "64"]
-    command += ["--log-every", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        while (
-            not (tmp_path / "loss.jsonl").exists() or not (tmp_path / "loss.jsonl").stat().st_size
-        ):
-            assert process.poll() is None
+    code = "import runpy; runpy.run_path('training/train.py', run_name='__main__')"
+    command = [sys.executable, "-c", code, str(work), str(tmp_path / "w")]
+    command += ["--state", str(tmp_path), "--shape", *map(str, SHAPE), "--batch-tokens", "512"]
+    command += ["--lengths", "64", "--log-every", "1"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "training")}
+    pipe = {"stdout": subprocess.PIPE, "text": True}
+    losses = tmp_path / "loss.jsonl"
+    with forks.ForkedText(command, cwd=ROOT, env=variables, **pipe) as process:
+        wait_for(lambda: process.poll() or (losses.exists() and losses.stat().st_size))
         process.terminate()
         progress = json.loads(process.communicate()[0])
     assert process.returncode == 1 and not (tmp_path / "w").exists()

@@ -76,7 +76,7 @@ def evaluate_perplexity(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def kept_features(sequences: list[str], weights: Path, folder: Path) -> np.ndarray:
     """Return featuremill's features (N, D) of the proteins, computed unless `folder` has them."""
-    from featuremill.api import embed
+    from featuremill.workloads.esm2.embedding import embed
 
     digest = hashlib.sha256("\n".join(sequences).encode())
     digest.update(weights.read_bytes())

@@ -65,7 +65,7 @@ def came_at(path: Path) -> float:
 
 def looks(path: Path) -> list[int]:
     """Return size, times and inode of the file at `path`, or of the one that it is a link to."""
-    return ours.looks(path.resolve())
+    return ours.looks(path, follows=True)
 
 
 class Seen(Record):
@@ -143,7 +143,7 @@ def path_of(folder: str | Path, product: str) -> str:
 def planned_inputs(root: Path) -> Path:
     """Return the path of the record of the inputs that the plan of the run in `root` was made of.
 
-    It has their looks before they were read: the time of plan.json says nothing after a copy.
+    It has their looks before they were read, since a copy changes the time of plan.json.
     """
     return Path(path_of(root, "read"))
 
