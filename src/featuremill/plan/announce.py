@@ -156,8 +156,7 @@ def warnings(folder: Results, plan: Plan, sizing: Sizing, outputs: Sequence[str]
 
 
 def _too_few(folder: Results, plan: Plan, sizing: Sizing) -> list[str]:
-    """Return a sentence where fewer shards are left than give every slot work to the end, with the
-    reason or with what helps."""
+    """Return a sentence if fewer shards than slots are left, with the reason or a remedy."""
     shards = _left(folder, plan)
     sentence = plan.too_few(len(shards))
     if not sentence:

@@ -194,8 +194,7 @@ def _delaying_signals() -> Iterator[None]:
 
 
 def _work(tasks: Connection, answers: Connection, parent: int) -> None:
-    """Carry out the tasks that arrive on `tasks` until the pipe ends or a task fails. Send each
-    result or error to `answers`."""
+    """Run the tasks from `tasks` until the pipe ends or one fails; answer with results."""
     this_process.die_with_parent(parent, signal.SIGKILL)
     late_pandas.set_up()
     pa.set_memory_pool(pa.system_memory_pool())  # its others keep 20 MB of each process

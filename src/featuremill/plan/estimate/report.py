@@ -276,8 +276,7 @@ class Case:
     def _notes_on_memory(
         self, device_mb: int, measured_mb: int, host_mb: int, too_large: str
     ) -> Iterator[str]:
-        """Yield the memory of a job, on the fullest GPU or for all together, and what does not
-        fit."""
+        """Yield the memory of a job, on the fullest GPU or for all, and what does not fit."""
         on_cpu, mb = self.device.kind == "cpu", measured_mb or device_mb
         gpus = 1 if on_cpu or measured_mb else self.config.gpus
         where = "in all" if on_cpu else f"of its {gpus} GPUs" if gpus > 1 else "of the GPU"
