@@ -411,6 +411,17 @@ def test_the_closing_words_name_what_has_no_features(tmp_path):
     assert f"{tmp_path}/notes.tsv: 1 record: J read as X\n" in said
 
 
+def test_the_closing_words_name_a_table_only_where_there_is_one(tmp_path):
+    for name, outputs in {"a": "embeddings.npy", "b": "embeddings.parquet"}.items():
+        (tmp_path / name).mkdir()
+        manifest = delivery_json(run=name, outputs={outputs: {"bytes": 1, "sha256": ""}})
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+    runs = [str(tmp_path / name) for name in "ab"]
+    assert f"Look at {runs[1]}: " in closing_words(*runs)
+    assert "Look at them: " in closing_words(runs[1])
+    assert "Look at" not in closing_words(runs[0])
+
+
 def test_snakemakes_tidying_behind_our_own_failures_is_not_told():
     failures = Failures()
     text = "Removing output files of failed job plan since they might be corrupted:\nx"

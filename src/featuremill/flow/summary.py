@@ -18,12 +18,14 @@ from featuremill.flow.refusals import asks_for_less
 from featuremill.flow.reruns import is_computed, is_merged
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
-from featuremill.store import command_line
+from featuremill.store import command_line, formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.results import Results
 from featuremill.workload import weights
 
 MADE_LAST = ("manifest.json", "report.html")
+TABLES = {formats.format_of(name).file for name in ("parquet", "parquet_dataset")}
+"""The results that `featuremill.load` reads."""
 WIDTH = 100
 MOST_KINDS = 5
 """Different sentences before they would fill more than a screen."""
@@ -43,13 +45,15 @@ def closing_words(*runs: str) -> str:
             f"{results}: all is computed. This merges it: {command_line.this()}"
             for results in waiting[:1]
         )
-    first = next(iter(new))
     is_demo = any(made.run == Config.model_fields["run"].default for made in new.values())
-    load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
+    look = ""
+    for first in [name for name, made in new.items() if TABLES & made.outputs.keys()][:1]:
+        load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
+        look = f"Look at {first if new.keys() - {first} else 'them'}:  "
+        look += command_line.where_typed(f"{_command('python')} {load}")
     return (
         "".join(_made(results, delivery) for results, delivery in new.items())
-        + f"Look at {'the first' if new.keys() - {first} else 'them'}:  "
-        + command_line.where_typed(f"{_command('python')} {load}")
+        + look
         + (f"\nYour own data: {_command('featuremill')} init YOUR.fasta" if is_demo else "")
     )
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from featuremill.base import run_log
@@ -89,8 +88,8 @@ class Planned(NamedTuple):
     plan: Plan
     why_cut: str
     """A sentence about the size of new shards; "" if the config sets it."""
-    read: Mapping[str, state.Seen] = MappingProxyType({})
-    """The inputs by path, as they were before they were read."""
+    read: Mapping[str, list[int]]
+    """The looks of the inputs by path, before they were read."""
 
 
 def plan(
@@ -138,12 +137,13 @@ def plan(
             result, why_cut, read = planning.write()
         result.write(folder.store / "plan.json")
         ours.write_json(folder.plan, result.content())
-        state.State(config={}, inputs=dict(read)).write(state.planned_inputs(folder.root))
+        seen = {i.path: state.Seen(sha256=i.sha256, looks=read[i.path]) for i in result.inputs}
+        state.State(config={}, inputs=seen).write(state.planned_inputs(folder.root))
         shared.note_run(folder, result)
     announce(folder, result, last, why_cut, sizing, config.outputs, config.order)
     if warning := too_large(config, device, weights, result):
         log.warning("%s", warning)
-    return Planned(result, why_cut)
+    return Planned(result, why_cut, read)
 
 
 class Assigned(NamedTuple):
@@ -195,8 +195,8 @@ class Planning(NamedTuple):
         )
         return Planned(self._plan(spooled, inputs, cut), cut.why, read)
 
-    def _read(self, sheet: Sheet | None) -> tuple[Spooled, list[Input], dict[str, state.Seen]]:
-        """Spool the records; return that, and what `plan.json` and `state` say of each input."""
+    def _read(self, sheet: Sheet | None) -> tuple[Spooled, list[Input], dict[str, list[int]]]:
+        """Spool the records; return that, what `plan.json` says of each input, and its looks."""
         files = Counter(self.run.files)
         before = _looks(files)
         spooled = read_records(self.run, self.options, self.scratch, self.processes, sheet)
@@ -210,14 +210,9 @@ class Planning(NamedTuple):
             )
             for (name, times), sha256 in zip(files.items(), digests, strict=True)
         ]
-        after = _looks(files)
-        for path in files:
-            if after.get(path) != before.get(path):
-                raise UserError(
-                    f"{path}: it changed while it was read; run the same command again."
-                )
-        seen = (state.Seen(sha256=each.sha256, looks=before[each.path]) for each in inputs)
-        return spooled, inputs, dict(zip(files, seen, strict=True))
+        if new := [path for path, looks in _looks(files).items() if looks != before[path]]:
+            raise UserError(f"{new[0]}: it changed while it was read; run the same command again.")
+        return spooled, inputs, before
 
     def _cut(self, spooled: Spooled) -> Assigned:
         """Give each record a shard: an old one, one of a store, or a new one."""

@@ -324,10 +324,10 @@ def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[di
     return [_line(f"{name}/{inside}", sha256, at / inside) for inside, sha256 in digests.items()]
 
 
-def looks(path: Path) -> list[int]:
+def looks(path: Path, follows: bool = False) -> list[int]:
     """Return size, modification time, ctime and inode of a file. Each write changes the ctime, and
     no program can set it."""
-    about = path.lstat()
+    about = path.stat(follow_symlinks=follows)
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
 
 

@@ -65,7 +65,7 @@ def came_at(path: Path) -> float:
 
 def looks(path: Path) -> list[int]:
     """Return size, times and inode of the file at `path`, or of the one that it is a link to."""
-    return ours.looks(path.resolve())
+    return ours.looks(path, follows=True)
 
 
 class Seen(Record):
