@@ -4,20 +4,23 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
 import yaml
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, ValidationError
 from snakemake.io import WILDCARD_REGEX
 
 from featuremill import config
 from featuremill.__main__ import main
 from featuremill.base import entry_points
+from featuremill.base.described import key_of
 from featuremill.base.errors import UserError
 from featuremill.config import docs, project
+from featuremill.step import finding
 from featuremill.store import formats
-from featuremill.workload import WorkloadOptions, find_workload, plugin_errors
+from featuremill.workload import WorkloadOptions, find_workload, plugin_errors, workloads
 from featuremill.workloads.esm2 import sources
 
 FOLDER = Path(__file__).parents[1] / "config"
@@ -98,6 +101,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
         ("inputs: a\noptions: fast", "my.yaml:2: options: give a mapping of names to values, not 'fast'."),
         ("inputs: a\noptions:\n  layers: [6, last]", "my.yaml:3: options.layers.entry 2: give a whole number, not 'last'."),
+        ("inputs: a\noptions:\n  layers: yes", "my.yaml:3: options.layers: give a list (each entry a whole number), not True."),
         ("inputs: a\noptions:\n  pool: none", "my.yaml:2: options: pool: none leaves nothing to deliver; set per_residue: true with it."),
         ("inputs: a\nrun: b\ninputs: c", "my.yaml:3: inputs is set here and in line 1; keep one."),
         ("inputs: a\nshards:\n  cost: 3\n  cost: 4", "my.yaml:4: shards.cost is set here and in line 3; keep one."),
@@ -269,6 +273,28 @@ def test_an_option_with_another_key_is_described(mode):
         "A number.",
         "Another number.",
     ]
+
+
+def sections():
+    """Yield each section of a config, and the options of each workload."""
+    for name in workloads():
+        yield find_workload(name).Options
+    for key in finding.built_in():
+        section = finding.step_of(key).SECTION
+        yield (get_args(section) or (section,))[-1]
+
+
+@pytest.mark.parametrize("model", [*sections()], ids=lambda model: model.__module__)
+def test_yes_is_no_number(model):
+    """YAML reads `yes`, `on` and `true` as True, which Python and Pydantic take for 1."""
+    for name, field in model.model_fields.items():
+        types = str(field.annotation)
+        if ("int" in types or "float" in types) and "bool" not in types:
+            for value in (True, [True]):
+                with pytest.raises(ValidationError) as refused:
+                    model.model_validate({key_of(name, field): value})
+                wrong = {each["loc"][0] for each in refused.value.errors()}
+                assert key_of(name, field) in wrong, (name, value)
 
 
 def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):

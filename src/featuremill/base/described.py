@@ -7,9 +7,10 @@ import functools
 import inspect
 import itertools
 import textwrap
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 
@@ -28,6 +29,17 @@ class Described(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `yes`, `on` and `true` for numbers: Pydantic would read them as 1."""
+        values = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(each, bool) for each in values):
+            types = {*_types_in(cls.model_fields[str(info.field_name)].annotation)}
+            if types & {int, float} and not types & {bool, Any}:
+                raise AssertionError  # config.problems describes a number
+        return value
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
@@ -48,6 +60,13 @@ class Described(BaseModel):
             key = key_of(name, cls.model_fields[name])
             properties[key if key in properties else name].setdefault("description", text)
         return schema
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and the types in it."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _types_in(inner)
 
 
 @functools.cache

@@ -174,6 +174,9 @@ def _hint(name: str, names: Collection[str], elsewhere: Mapping[str, str]) -> st
 
 
 def _shown(value: Any) -> str:
+    match value:
+        case (alone,):  # as it was typed, without the brackets that a key for several values gets
+            return _shown(alone)
     if isinstance(value, int) and value.bit_length() > 200:
         return "a number of that size"
     text = str(value) if isinstance(value, date) else _brief.repr(value)
