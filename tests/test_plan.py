@@ -233,7 +233,7 @@ def test_a_later_shard_that_goes_gives_its_records_back(tmp_path):
 
 
 def outcome(folder):
-    """Return everything that a plan leaves behind, as bytes, but for records of times and inodes."""
+    """Return everything that a plan leaves behind, as bytes, but for records of times."""
     return {
         path.relative_to(folder): path.read_bytes()
         for path in folder.rglob("*")
