@@ -290,7 +290,7 @@ def test_yes_is_no_number(model):
     for name, field in model.model_fields.items():
         types = str(field.annotation)
         if ("int" in types or "float" in types) and "bool" not in types:
-            for value in (True, [True]):
+            for value in (True, [True], [[True, 3]], {"low": True}):
                 with pytest.raises(ValidationError) as refused:
                     model.model_validate({key_of(name, field): value})
                 wrong = {each["loc"][0] for each in refused.value.errors()}

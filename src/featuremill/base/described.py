@@ -34,11 +34,11 @@ class Described(BaseModel):
     @classmethod
     def _refuse_switch(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `yes`, `on` and `true` for numbers: Pydantic would read them as 1."""
-        values = value if isinstance(value, list | tuple) else (value,)
-        if any(isinstance(each, bool) for each in values):
-            types = {*_types_in(cls.model_fields[str(info.field_name)].annotation)}
-            if types & {int, float} and not types & {bool, Any}:
-                raise AssertionError  # config.problems describes a number
+        if any(isinstance(each, bool) for each in _values_in(value)):
+            types = [*_types_in(cls.model_fields[str(info.field_name)].annotation)]
+            is_number = any(kind in types for kind in (int, float))
+            if is_number and not any(kind in types for kind in (bool, Any)):
+                raise AssertionError("a switch is no number")
         return value
 
     @classmethod
@@ -60,6 +60,17 @@ class Described(BaseModel):
             key = key_of(name, cls.model_fields[name])
             properties[key if key in properties else name].setdefault("description", text)
         return schema
+
+
+def _values_in(value: Any) -> Iterator[Any]:
+    """Yield a value, or the values in lists and mappings."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _values_in(inner)
+    else:
+        yield value
 
 
 def _types_in(annotation: Any) -> Iterator[Any]:

@@ -24,8 +24,8 @@ from featuremill.store.results import Results
 from featuremill.workload import weights
 
 MADE_LAST = ("manifest.json", "report.html")
-TABLES = {formats.format_of(name).file for name in ("parquet", "parquet_dataset")}
-"""The results that `featuremill.load` reads."""
+TABLES = {"parquet", "parquet_dataset"}
+"""The outputs that `featuremill.load` reads."""
 WIDTH = 100
 MOST_KINDS = 5
 """Different sentences before they would fill more than a screen."""
@@ -47,7 +47,9 @@ def closing_words(*runs: str) -> str:
         )
     is_demo = any(made.run == Config.model_fields["run"].default for made in new.values())
     look = ""
-    for first in [name for name, made in new.items() if TABLES & made.outputs.keys()][:1]:
+    for first, made in new.items():
+        if look or TABLES.isdisjoint(formats.outputs_of(made.outputs).values()):
+            continue
         load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
         look = f"Look at {first if new.keys() - {first} else 'them'}:  "
         look += command_line.where_typed(f"{_command('python')} {load}")

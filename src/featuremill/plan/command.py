@@ -134,7 +134,8 @@ def plan(
             Processes(threads or num_cores()) as processes,
         ):
             planning = Planning(folder, config, options, sizing, last, processes, spool_folder)
-            result, why_cut, read = planning.write()
+            planned = planning.write()
+        result, why_cut, read = planned
         result.write(folder.store / "plan.json")
         ours.write_json(folder.plan, result.content())
         seen = {i.path: state.Seen(sha256=i.sha256, looks=read[i.path]) for i in result.inputs}
@@ -143,7 +144,7 @@ def plan(
     announce(folder, result, last, why_cut, sizing, config.outputs, config.order)
     if warning := too_large(config, device, weights, result):
         log.warning("%s", warning)
-    return Planned(result, why_cut, read)
+    return planned
 
 
 class Assigned(NamedTuple):
