@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill import beside, config
-from featuremill.base import environment, faults, reasons
+from featuremill.base import faults, reasons
 from featuremill.base.arrays import matrices, matrix
 from featuremill.base.devices import (
     Device,
@@ -37,6 +37,7 @@ from featuremill.base.words import counted
 from featuremill.inputs import in_memory
 from featuremill.lease import Lease, Request, count_slots
 from featuremill.lease.acquire import acquire
+from featuremill.lease.environment import LEASED
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
 from featuremill.store.plan import Settings
@@ -435,7 +436,7 @@ def _hold(device: Device) -> bool:
             held = acquire("cuda", request)
             _leases.append(held)
             # Child processes may use the GPU as well.
-            leased = environment.LEASED
+            leased = LEASED
             leased.set(",".join(filter(None, [held.environment[leased.name], leased.value()])))
     return bool(_leases)
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from featuremill.base import environment, log, this_process
 from featuremill.base.devices import DeviceChoice
 from featuremill.base.errors import error_of
+from featuremill.lease.environment import DEVICES
 from featuremill.plan.shard_cost import UNKNOWN_COST
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import journal_log
@@ -173,7 +174,7 @@ class _Running:
         command += [shard.shard, "--threads", str(threads), "--log-file", str(self._log(shard))]
         variables = {environment.DIE_WITH_PARENT.name: this_process.name_of_process()}
         if self._jobs.devices:
-            variables[environment.DEVICES.name] = self._jobs.devices
+            variables[DEVICES.name] = self._jobs.devices
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from featuremill.base.environment import LEASE_FOLDER, Variable
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import nearest_folder
 from featuremill.doctor.findings import Findings, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
 from featuremill.lease import folder as lease_folder
+from featuremill.lease.environment import LEASE_FOLDER, Variable
 from featuremill.workload import find_workload
 
 Severity = Literal["error", "warning", "note"]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base import devices
-from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import free_memory_mb
 from featuremill.config import Origin, checked, project
 from featuremill.doctor.gpus import Gpu, Node, read_node
 from featuremill.doctor.trial import Trial, try_devices
+from featuremill.lease.environment import DEVICES
 from featuremill.lease.offer import named
 from featuremill.store.results import Results
 from featuremill.workload import (

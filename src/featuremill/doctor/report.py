@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, get_args
 
 from featuremill.base import text, this_process, words
-from featuremill.base.environment import DEVICES
 from featuremill.doctor.checks import Issue, Severity
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Gpu
+from featuremill.lease.environment import DEVICES
 
 PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
 VERSION = 5

@@ -17,6 +17,7 @@ from featuremill.base.this_process import PROFILES
 from featuremill.base.words import counted
 from featuremill.config import load
 from featuremill.lease import GpuOptions, Request, count_slots
+from featuremill.lease.environment import DEVICES, SLOTS_PER_GPU
 from featuremill.lease.gpu_options import HELP_OF_DEVICES
 from featuremill.store import command_line, run_lock
 
@@ -146,8 +147,8 @@ def _resources(
     if any(word.startswith("gpu=") for word in options):
         raise UserError(f"{words}: --resources gpu=… limits them, too; drop one of them.")
     if gpus.devices:
-        environment.DEVICES.set(gpus.devices)
-    slots = environment.SLOTS_PER_GPU.value()
+        DEVICES.set(gpus.devices)
+    slots = SLOTS_PER_GPU.value()
     count = gpus.of_all()
     if is_here:
         here = count_slots(Request.from_environment()) // slots

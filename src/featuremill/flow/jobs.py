@@ -12,6 +12,7 @@ from featuremill.base.devices import ALL, refuse_slices
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing, wants_no_lines
 from featuremill.lease import Request, count_slots
+from featuremill.lease.environment import CUDA_VISIBLE_DEVICES
 from featuremill.lease.offer import offer
 from featuremill.lease.request import VARIABLES
 
@@ -50,7 +51,7 @@ def prepare_jobs(workflow: Any) -> None:
         if internals.runs_elsewhere(workflow):
             environment.SLURM_JOBS.set("1")
         else:
-            mask = environment.CUDA_VISIBLE_DEVICES.text()
+            mask = CUDA_VISIBLE_DEVICES.text()
             environment.RUN_SEES.set(ALL if mask is None else mask)
     asked = internals.rule_resources(workflow, "extract")
     for field, resource in GPU_RESOURCES.items():

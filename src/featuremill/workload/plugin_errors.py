@@ -138,7 +138,7 @@ def _checked(
     number = 0
     try:
         for number, record in enumerate(workload.records(inputs, options), 1):
-            if not (isinstance(record, Record) and all(map(isinstance, record, FIELDS))):
+            if not (isinstance(record, Record) and _fits(record)):
                 raise plugin_error(
                     name,
                     f"records gave {record!r:.{MOST_SHOWN}} as number {number:,}, which is "
@@ -149,6 +149,10 @@ def _checked(
         raise
     except Exception as error:
         raise _raised(name, "records", error, f" at record {number + 1:,}") from error
+
+
+def _fits(record: Record) -> bool:
+    return all(isinstance(value, types) for value, types in zip(record, FIELDS, strict=True))
 
 
 def costs_of(
