@@ -52,10 +52,10 @@ from featuremill.workload import (
     refuse_without_packages,
     weights,
 )
+from featuremill.workload.compute import Refuse, values_in_batches
+from featuremill.workload.contract import TakesOtherOptions
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.in_process import Refuse, values_in_batches
 from featuremill.workload.option_files import execution_of
-from featuremill.workload.optional import TakesOtherOptions
 from featuremill.workload.recipe import recipe_of, settings_of_resolved, settled
 
 if TYPE_CHECKING:  # it takes a third of a second to import

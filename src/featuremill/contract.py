@@ -47,7 +47,7 @@ from featuremill.store.journal_log import read_log
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Record, Weights, find_workload, option_files, weights
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches
 
 HEAVY = ("torch", "pandas", "transformers", "tensorflow", "jax", "scipy", "sklearn")
 MANY_SHARDS = 3

@@ -18,7 +18,7 @@ from featuremill.base.words import counted
 from featuremill.config import load
 from featuremill.lease import GpuOptions, Request, count_slots
 from featuremill.lease.environment import DEVICES, SLOTS_PER_GPU
-from featuremill.lease.gpu_options import HELP_OF_DEVICES
+from featuremill.lease.request import HELP_OF_DEVICES
 from featuremill.store import command_line, run_lock
 
 SETTING_NUM_JOBS = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")

@@ -38,7 +38,7 @@ from featuremill.flow import (
     screen,
     slurm,
 )
-from featuremill.flow.job_resources import JobResources
+from featuremill.flow.jobs import JobResources
 from featuremill.flow.summary import closing, closing_words, runs_to_end, tidied
 from featuremill.step import Product
 from featuremill.store import ours, shared

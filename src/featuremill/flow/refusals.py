@@ -16,10 +16,9 @@ from typing import Any
 
 from featuremill import step, workload
 from featuremill.base import this_process
-from featuremill.base.change import in_words
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
-from featuremill.base.words import listed
+from featuremill.base.words import in_words, listed
 from featuremill.config import Origin, Run, find_run, products
 from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
 from featuremill.flow import internals, reruns

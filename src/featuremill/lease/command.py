@@ -20,9 +20,8 @@ from .acquire import Choice, acquire
 from .environment import Policy
 from .errors import UserError
 from .execute import become, die_with_parent, restore_signals, run_beside
-from .gpu_options import HELP_OF_DEVICES, GpuOptions
 from .program import EXEC, LIST
-from .request import VARIABLES, Request
+from .request import HELP_OF_DEVICES, VARIABLES, GpuOptions, Request
 
 log = logging.getLogger("featuremill.lease")
 

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base import words
-from featuremill.report.chart import NOTHING_COMPUTED, axis, from_zero
-from featuremill.workload.figures import Figure, drawn, values
+from featuremill.workload.figures import NOTHING_COMPUTED, Figure, axis, drawn, from_zero, values
 
 
 class Lengths(NamedTuple):

@@ -20,7 +20,7 @@ import yaml
 from featuremill.base import words
 from featuremill.base.this_process import VERSION
 from featuremill.config import Config
-from featuremill.report import embedding, lengths, timeline, troubles
+from featuremill.report import embedding, lengths, shards, timeline
 from featuremill.report.facts import Facts
 from featuremill.store import formats
 from featuremill.store.delivery import Delivery
@@ -99,7 +99,7 @@ def write_report(
             reproduce=_reproduce(facts),
             accounting=_accounting(facts),
             problems=facts.problems,
-            troubles=troubles.troubles_of(facts.shards, delivery.settings.workload),
+            troubles=shards.troubles_of(facts.shards, delivery.settings.workload),
         )
     )
     _write_text(path, text, is_named)

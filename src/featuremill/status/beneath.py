@@ -77,7 +77,7 @@ class _Lines(threading.Thread):
         while not self._is_over.wait(LINES_SECONDS):
             if time.monotonic() < due or not (now := self._poll()):
                 continue
-            from featuremill.status.lines import totals_lines
+            from featuremill.status.view import totals_lines
 
             lines = list[str]()
             with contextlib.suppress(Exception):

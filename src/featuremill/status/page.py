@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line, plain
 from featuremill.status.jobs import DeviceNow, devices_of
-from featuremill.status.lines import totals_lines
 from featuremill.status.project import ProjectState
 from featuremill.status.screen import label
+from featuremill.status.view import totals_lines
 from featuremill.store.files import replacing
 from featuremill.store.results import Results
 from featuremill.store.telemetry import READ_BYTES, State, events_of, followed

@@ -15,7 +15,9 @@ from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.words import counted, plain_duration
 from featuremill.lease import gpu_name
 from featuremill.status.jobs import DeviceNow, Job
-from featuremill.status.lines import (
+from featuremill.status.project import ProjectState
+from featuremill.status.state import RunState
+from featuremill.status.view import (
     SEPARATOR,
     done,
     failed,
@@ -25,8 +27,6 @@ from featuremill.status.lines import (
     step_lines,
     summary,
 )
-from featuremill.status.project import ProjectState
-from featuremill.status.state import RunState
 from featuremill.workload.weights import model_name_of
 
 HINT = "Ctrl-C ends this view, not the run."

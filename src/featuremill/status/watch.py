@@ -22,7 +22,7 @@ from featuremill.base import streams
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs, named
-from featuremill.status import lines, screen, view
+from featuremill.status import screen, view
 from featuremill.status.page import Page
 from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.status.reader import is_run, refusing_what_cannot_be_read
@@ -171,7 +171,7 @@ class _Screen:
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
         if self._last:  # interrupted, or failed
-            for line in lines.totals_lines(self._last):
+            for line in view.totals_lines(self._last):
                 self._console.print(line, markup=False)
 
     def show(self, now: ProjectState) -> None:
@@ -202,10 +202,10 @@ class _Lines:
         if trouble := next(iter(now.states.values())).trouble:
             self._write(now, plain(trouble))
         elif not self._is_quiet:
-            for line in lines.totals_lines(now):
+            for line in view.totals_lines(now):
                 self._write(now, line)
         for run in now.states.values():
-            for what, remedy in lines.failures(run):
+            for what, remedy in view.failures(run):
                 line = f"{what} → {remedy}" if remedy else what
                 if line not in self._written:
                     self._written.add(line)

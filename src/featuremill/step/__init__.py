@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from featuremill.base.change import Change, in_words
 from featuremill.base.described import Described
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
-from featuremill.base.words import listed
+from featuremill.base.words import Change, in_words, listed
 from featuremill.store import state
 from featuremill.store.state import Seen
 from featuremill.store.state import State as State

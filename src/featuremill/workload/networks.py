@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.workload import Kind, OptionFile, WorkloadOptions
-from featuremill.workload.optional import Wish
+from featuremill.workload.contract import Wish
 
 ATTRIBUTES = ("layers", "pool", "dtype", "long")
 ONE_TOKEN = ("bos_", "cls_", "max_")

@@ -32,7 +32,7 @@ MOST_SHOWN = 200
 """Largest number of characters of an error's text in a message."""
 REASON = "reason"
 """The column of `collect` with the reason for each row without values."""
-FIELDS = (str, str, bytes, str, Integral, str, str, (Integral, type(None)))
+FIELDS: tuple[Any, ...] = (str, str, bytes, str, Integral, str, str, (Integral, type(None)))
 """The types of the fields of a record, in their order."""
 
 log = logging.getLogger("featuremill.workload")

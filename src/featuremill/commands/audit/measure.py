@@ -35,7 +35,7 @@ from featuremill.workload import (
     optional,
     plugin_errors,
 )
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches
 from featuremill.workload.outputs import kind_of
 
 
