@@ -68,14 +68,11 @@ def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
     """
     die_with_parent(os.getppid(), signal_number)
     pid, _, namespace = starter.partition("@")
-    if namespace and namespace == _pid_namespace() and not _comes_from(int(pid)):
-        sys.exit(128 + signal_number)
+    if namespace and namespace == _pid_namespace():
+        import psutil  # here: only a workflow's jobs ask
 
-
-def _comes_from(ancestor: int) -> bool:
-    import psutil  # here: only a workflow's jobs ask
-
-    return ancestor in (parent.pid for parent in psutil.Process().parents())
+        if int(pid) not in (parent.pid for parent in psutil.Process().parents()):
+            sys.exit(128 + signal_number)
 
 
 def _pid_namespace() -> str:

@@ -116,7 +116,13 @@ def validate(
     sections = {key: section for key in raw_sections if (section := getattr(checked, key))}
     features = {key: value for key, value in raw.items() if key not in raw_sections}
     project = _with_runs(features, origin, sections)
-    _refuse_problems(project)
+    sentences = [
+        sentence
+        for key, section in sections.items()
+        for sentence in _sentences(project, key, step_of(key).problems(section, project.for_steps))
+    ]
+    if sentences:
+        raise UserError("\n".join(sentences))
     return project
 
 
@@ -148,17 +154,6 @@ def problems_of_records(project: ProjectConfig) -> Iterator[str]:
             yield from _sentences(
                 project, key, checker.problems_of_records(section, project.for_steps)
             )
-
-
-def _refuse_problems(project: ProjectConfig) -> None:
-    """Raise UserError with the problems that steps find in their sections."""
-    sentences = [
-        sentence
-        for key, section in project.sections.items()
-        for sentence in _sentences(project, key, step_of(key).problems(section, project.for_steps))
-    ]
-    if sentences:
-        raise UserError("\n".join(sentences))
 
 
 def _sentences(

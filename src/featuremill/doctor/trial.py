@@ -56,12 +56,9 @@ def try_devices(
     """Return the trials by UUID, or of "cpu". `weights` has the shape of the network; None is a
     common shape. A trial is killed after `timeout` seconds."""
     metadata = json.dumps(weights and weights.metadata)
-
-    def attempt(uuid: str) -> Trial:
-        return _try(uuid, workload, metadata, timeout)
-
     with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        return dict(zip(uuids, pool.map(attempt, uuids), strict=True))
+        trials = pool.map(lambda uuid: _try(uuid, workload, metadata, timeout), uuids)
+        return dict(zip(uuids, trials, strict=True))
 
 
 def _try(uuid: str, workload: str, metadata: str, timeout: float) -> Trial:

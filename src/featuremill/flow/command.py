@@ -76,8 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
         )
-    for profile in _profiles(options):
-        _refuse_missing(profile)
+    _refuse_missing_profiles(options)
     # --configfile takes all words up to the next option, --snakefile just one: options may begin
     # or end with a target.
     command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
@@ -179,21 +178,17 @@ def _with_cores(options: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _profiles(options: Sequence[str]) -> Iterator[str]:
-    """Yield the workflow profiles that `options` name."""
+def _refuse_missing_profiles(options: Sequence[str]) -> None:
+    """Refuse a profile that is not there: Snakemake would continue without it, on this machine."""
+    folders = (Path(), Path("profiles"), PROFILES)
     for word, following in itertools.pairwise([*options, ""]):
         option, is_one_word, value = word.partition("=")
-        if option == PROFILE:
-            yield value if is_one_word else following
-
-
-def _refuse_missing(profile: str) -> None:
-    """Refuse a profile that is not there: Snakemake would continue without it, on this machine."""
-    places = (Path(), Path("profiles"), PROFILES)
-    if profile in ("", "none") or any((place / profile).exists() for place in places):
-        return
-    names = ", ".join(sorted(path.parent.name for path in PROFILES.glob("*/config.yaml")))
-    raise UserError(
-        f"{PROFILE} {profile}: there is no such file or folder, and no profile of that name comes "
-        f"with featuremill; name your own, or one of these: {names}."
-    )
+        profile = value if is_one_word else following
+        if option != PROFILE or profile in ("", "none"):
+            continue
+        if not any((folder / profile).exists() for folder in folders):
+            names = ", ".join(sorted(path.parent.name for path in PROFILES.glob("*/config.yaml")))
+            raise UserError(
+                f"{PROFILE} {profile}: there is no such file or folder, and no profile of that "
+                f"name comes with featuremill; name your own, or one of these: {names}."
+            )

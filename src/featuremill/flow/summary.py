@@ -94,16 +94,11 @@ def _made(results: str, delivery: Delivery) -> str:
         files.append(f"{results}/notes.tsv: {counted(count, 'record')}: {note}")
     lines = "\n".join(f"  {file}" for file in files)
     of_model = f" ({model})" if model else ""
-    return f"\n{counts.in_words}{of_model}:\n{lines}\n{_caution(delivery)}"
-
-
-def _caution(delivery: Delivery) -> str:
-    """Return a line, amber on a terminal, on what should be known of the model, if anything."""
     settings = delivery.settings
-    text = plain(weights.caution_of(settings.workload, settings.options))
-    if not text:
-        return ""
-    return f"\x1b[33m{text}\x1b[0m\n" if sys.stdout.isatty() else f"{text}\n"
+    caution = plain(weights.caution_of(settings.workload, settings.options))
+    if caution:
+        caution = f"\x1b[33m{caution}\x1b[0m\n" if sys.stdout.isatty() else f"{caution}\n"
+    return f"\n{counts.in_words}{of_model}:\n{lines}\n{caution}"
 
 
 def _command(name: str) -> str:

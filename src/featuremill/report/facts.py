@@ -13,11 +13,10 @@ from featuremill.base import tsv, words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import ID, KEYS, SAMPLE
 from featuremill.base.text import clipped
-from featuremill.features.shown import Labelled, Shown
+from featuremill.features.shown import Labels, Shown
 from featuremill.features.table import Table
 from featuremill.inputs import columns
 from featuremill.report import embedding, labels, lengths
-from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
 from featuremill.report.shards import (
     Piece,
@@ -130,9 +129,8 @@ def read(
         row_of = {row[SAMPLE]: row for row in facts.samples}
         rows = [row_of[shown.id_columns.owner(id)] for id in shown.ids]
         colours += [Labels(name, path, [row[name] or None for row in rows]) for name in names]
-    labelled = [Labelled(each.title, each.file, each.texts) for each in colours]
     return facts._replace(
-        labels=colours[0] if colours else None, embedding=shown._replace(labels=labelled)
+        labels=colours[0] if colours else None, embedding=shown._replace(labels=colours)
     )
 
 

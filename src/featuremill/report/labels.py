@@ -6,46 +6,18 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID_ALONE, KEYS, IdColumns
 from featuremill.base.text import clipped
+from featuremill.features.shown import Labels
 from featuremill.inputs import labels
 
-MAX_TEXT = 40
 MAX_COLUMNS = 12
 """Largest number of columns in the menu of colours."""
 MOST_BYTES = 2**25
 """Largest size of a table of which all columns are read."""
 log = logging.getLogger("featuremill.report")
-
-
-class Labels(NamedTuple):
-    """The labels of some records in a table."""
-
-    column: str
-    path: Path
-    texts: list[str | None]
-    """The label of each record, in their order; None without one."""
-    mismatch: str = ""
-    """If no record has a label: a sentence with ids of both sides."""
-    id_column: str = ""
-    """The name of the column of ids, if the user named it."""
-
-    @property
-    def file(self) -> str:
-        """The name of the table on the page."""
-        return clipped(self.path.name)
-
-    @property
-    def title(self) -> str:
-        """The name of the column on the page."""
-        return clipped(self.column, MAX_TEXT)
-
-    @property
-    def num_found(self) -> int:
-        return sum(text is not None for text in self.texts)
 
 
 def read_all(

@@ -85,7 +85,6 @@ class Page:
         return TEMPLATE.read_text("utf-8").replace(DATA, DATA.replace("{}", text))
 
     def _refuse_others(self) -> None:
-        """Raise UserError if the file is not this page."""
         if not self._path.exists():
             return
         is_ours = self._path.is_file()
@@ -157,7 +156,9 @@ class Curves:
         for key in order:
             device = self._devices[key]
             name = label(device) + (f" on {one_line(plain(key[0]))}" if len(hosts) > 1 else "")
-            shown.append(_shown(" ".join(key), name, self._points(key), device.total_mb))
+            curve = sorted(self._stretches[key].items())
+            points = ([at * self._every, *stretch[:3]] for at, stretch in curve)
+            shown.append(_shown(" ".join(key), name, points, device.total_mb))
         if len(shown) > 1:
             total_mb = [device.total_mb or 0.0 for device in self._devices.values()]
             name = f"all {len(shown)}: mean utilisation, memory of all, highest temperature"
@@ -167,13 +168,8 @@ class Curves:
         times = {name: at * self._every for name, at in span.items()}
         return {**times, "every": self._every, "devices": shown}
 
-    def _points(self, key: Key) -> Iterator[list[float | None]]:
-        """Yield the points of a curve: time, utilisation, memory and temperature."""
-        for at, (use, memory_mb, celsius, _) in sorted(self._stretches[key].items()):
-            yield [at * self._every, use, memory_mb, celsius]
-
     def _points_of_all(self) -> Iterator[list[float | None]]:
-        """Yield the points of the curve of all devices together."""
+        """Yield time, utilisation, memory and temperature of all devices together."""
         for at in sorted({at for curve in self._stretches.values() for at in curve}):
             every = [curve[at] for curve in self._stretches.values() if at in curve]
             uses = [each.use for each in every if each.use is not None]
@@ -189,14 +185,10 @@ def _shown(
     """Return a curve as the JSON of the page, with memory in GB."""
     shown = []
     for at, use, memory_mb, celsius in points:
-        values = (use, _gb(memory_mb), celsius)
+        values = (use, memory_mb if memory_mb is None else memory_mb / 1024, celsius)
         shown.append([at, *(value if value is None else round(value, 1) for value in values)])
     most = [100, round(total_mb / 1024, 1) if total_mb else None, None]
     return {"key": key, "name": name, "most": most, "points": shown}
-
-
-def _gb(number_mb: float | None) -> float | None:
-    return None if number_mb is None else number_mb / 1024
 
 
 def _most(values: Iterable[float | None]) -> float | None:

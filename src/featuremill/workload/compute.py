@@ -98,10 +98,11 @@ def rows_of_part(
     if bad.any():
         values = values.take(pa.array(np.arange(num_rows), mask=bad))
     digests = pa.py_buffer(b"".join(sha256))
+    ends = np.arange(num_rows + 1, dtype=np.int32) * len(b"ok")
     columns = [
         pa.Array.from_buffers(pa.binary(32), num_rows, [None, digests]),
         # Arrow's constructors import pandas, which takes a third of a second.
-        _repeated(b"ok", num_rows),
+        pa.StringArray.from_buffers(num_rows, pa.py_buffer(ends), pa.py_buffer(b"ok" * num_rows)),
         pa.nulls(num_rows, pa.string()),
     ]
     if bad.any():
@@ -118,11 +119,6 @@ def reasons_of(values: pa.RecordBatch, given_reasons: Sequence[str | None]) -> l
             is_missing = arrays.is_missing(values.slice(row, 1))
             why[row] = reasons.MISSING.reason() if is_missing else NOT_FINITE
     return why
-
-
-def _repeated(text: bytes, count: int) -> pa.StringArray:
-    ends = np.arange(count + 1, dtype=np.int32) * len(text)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text * count))
 
 
 Refuse = Callable[[int, str], object]
