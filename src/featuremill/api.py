@@ -84,7 +84,6 @@ class _Loaded(NamedTuple):
     """The workload, the model, and size and time of the files, which show changes."""
     device: Device
     options: Any
-    """The resolved options."""
     weights: Weights | None
     model: Any
 
@@ -106,7 +105,6 @@ class Computed(NamedTuple):
     """For each batch: the indices of the payloads of each row, and the values."""
     warnings: list[str]
     settings: Settings
-    """The settings that determine the values."""
     jobs: list[Job]
 
     def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
@@ -124,7 +122,6 @@ _loaded: list[_Loaded] = []
 _leases: list[Lease] = []
 """The lease of this process's GPU, held until it ends, because CUDA keeps memory on the GPU."""
 _shown_cautions: set[str] = set()
-"""Cautions about models that this process has shown."""
 
 
 def forget_model() -> None:
@@ -383,7 +380,6 @@ def engine(
 
 
 def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
-    """Return the processes for the arguments of a call."""
     is_free = device == "auto" or (device == "cpu" and gpus is None)
     values = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
     named = [f"{key}={value!r}" for key, value in values.items() if value is not None]
@@ -500,7 +496,6 @@ def _plain(value: Any) -> Any:
 
 
 def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]:
-    """Return the records that the workload reads from `paths`, or from `inputs` without paths."""
     name, workload, options = chosen[:3]
     if paths:
         return list(plugin_errors.records_of(name, workload, paths, options))
@@ -540,7 +535,6 @@ def _deduplicated(records: Iterable[Record]) -> tuple[list[Record], list[dict[st
 
 
 def _row(record: Record, status: str, reason: str) -> dict[str, Any]:
-    """Return the row of failed.tsv for a record."""
     columns = {"id": record.id, "source": record.source, "line": record.line}
     return {**columns, "status": status, "reason": reason}
 

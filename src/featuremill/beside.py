@@ -90,7 +90,6 @@ def parts(
 
 
 def _planned(results: Results, work: Work, jobs: Jobs, recipe: str) -> Plan:
-    """Write shards and plan.json."""
     results.store.mkdir()
     if work.weights:
         work.weights.write(results.root / "weights.json")
@@ -127,8 +126,6 @@ def _planned(results: Results, work: Work, jobs: Jobs, recipe: str) -> Plan:
 
 
 class _Running:
-    """The jobs of a plan, until all shards are computed."""
-
     def __init__(
         self,
         results: Results,
@@ -143,7 +140,7 @@ class _Running:
         self._running: dict[str, tuple[subprocess.Popen[bytes], PlannedShard]] = {}
         self._kills = dict.fromkeys((shard.shard for shard in plan.shards), 0)
         self._num_finished = self._num_told = 0
-        self._said = set[str]()
+        self._reported = set[str]()
 
     def finish(self) -> None:
         try:
@@ -215,6 +212,6 @@ class _Running:
 
     def _tell_waiting(self, text: str) -> None:
         for sentence in WAITING.findall(text):
-            if sentence not in self._said:
-                self._said.add(sentence)
+            if sentence not in self._reported:
+                self._reported.add(sentence)
                 self._report(sentence)

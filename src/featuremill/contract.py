@@ -88,7 +88,6 @@ def _heavy_after(code: str) -> list[str]:
 
 
 def _left_out(run: Finished) -> dict[str, str]:
-    """Return the ids of the records without values, with the reasons."""
     return {record.id: record.reason for record in failed.read(run.folder.root / "failed.tsv")}
 
 
@@ -240,7 +239,6 @@ class WorkloadContract:
 
     @cached_property
     def _options(self) -> Any:
-        """The options with absolute paths."""
         kinds = option_files.kinds_of(self._module.Options)
         options = {
             name: str(Path(value).absolute()) if name in kinds and value else value
@@ -271,7 +269,6 @@ class WorkloadContract:
         return [sys.executable, *by, *map(str, words), "--quiet"]
 
     def _run_measured(self, *words: str | Path) -> int:
-        """Run a command; return its peak memory in MB."""
         command = self._command(*words, by=("-c", MEASURED))
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         assert done.returncode == 0, f"featuremill {words[0]} ended with {done.returncode}"
@@ -419,7 +416,6 @@ class StepContract:
         assert not any((tmp_path / path).exists() for path in left)
 
     def _run(self, folder: Path, *words: str, status: int = 0) -> str:
-        """Run a command, check its exit status, and return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "featuremill", *words],
             cwd=folder,
@@ -432,7 +428,6 @@ class StepContract:
 
     @property
     def _absolute_config(self) -> dict[str, Any]:
-        """The config with absolute paths of inputs."""
         paths = self.config["inputs"]
         inputs = [paths] if isinstance(paths, str | Path) else paths
         return {**self.config, "inputs": [str(Path(path).absolute()) for path in inputs]}

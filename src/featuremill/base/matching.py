@@ -53,7 +53,7 @@ class Matcher:
     ) -> None:
         """`line_of` has the line of each name in the table `path`. `noun` names what is matched,
         such as "record of results/my", and `id_columns` make its ids. Warnings go to `log`."""
-        self._path, self._line_of, self._of, self._log = path, line_of, noun, log
+        self._path, self._line_of, self._noun, self._log = path, line_of, noun, log
         self._id_columns = id_columns
         self._id_of: dict[str, str] = {}
         self._other_id_of: dict[str, str] = {}
@@ -109,7 +109,7 @@ class Matcher:
         if (other := self._id_of.setdefault(name, id)) != id:
             raise UserError(
                 f"{self._path}:{self._line_of[name]}: {clipped(name)!r} is the accession of more "
-                f"than one {self._of}, such as {clipped(other)!r} and {clipped(id)!r}; write the "
+                f"than one {self._noun}, such as {clipped(other)!r} and {clipped(id)!r}; write the "
                 "whole id."
             )
         return name
@@ -140,7 +140,7 @@ class Matcher:
             how = f"only {num_matched:,} of its" if num_matched else "none of its"
             theirs = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
             raise UserError(
-                f"{self._path}: {how} {num_names:,} ids is a {self._of}{theirs}; the "
+                f"{self._path}: {how} {num_names:,} ids is a {self._noun}{theirs}; the "
                 f"first that is none is {first}; {self._remedy(unmatched)}."
             )
         if self._log:
@@ -151,7 +151,7 @@ class Matcher:
                 self._path,
                 f"{len(unmatched):,}",
                 counted(num_names, "id is", "ids are"),
-                self._of,
+                self._noun,
                 some,
                 more,
             )

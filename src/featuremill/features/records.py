@@ -52,7 +52,6 @@ class Records:
         self.name = str(folder.root)
         self.num_rows = table.num_rows
         self.id_columns = table.id_columns
-        """The columns of ids in a table."""
 
     def samples(self) -> dict[str, list[str]]:
         """Return the columns of the sheet of samples in the last plan, with the names of the
@@ -207,7 +206,6 @@ class Features(Records):
         self.column, self.width = column.name, column.width
         self.recipe: str = delivery.recipe
         self.settings = delivery.settings
-        """The settings of the recipe."""
         self.vectors = vectors
 
     @property

@@ -11,7 +11,6 @@ from featuremill.base.text import clipped
 from featuremill.features.table import Matrix
 
 MAX_TEXT = 40
-"""Largest number of characters of a column's name."""
 MOST_SHOWN = 10_000
 """Largest number of records on a map."""
 
@@ -47,7 +46,6 @@ class Shown(NamedTuple):
     """The records on the map of a report: all, or evenly spaced ones."""
 
     folder: Path
-    """The folder of the results."""
     ids: list[str]
     """The whole ids."""
     lengths: list[int]
@@ -56,14 +54,12 @@ class Shown(NamedTuple):
     total: int
     """Number of rows of the table."""
     column: str
-    """The column of the vectors."""
     others: list[str]
     """The other columns of values in the file."""
     vectors: Matrix
     """The vectors: (N, D) float32."""
     descriptions: list[str]
     id_columns: IdColumns = ID_ALONE
-    """The columns of ids in the table."""
     notes: Sequence[str | None] = ()
     """Notes how records were truncated or cleaned; empty if there is none."""
     labels: Sequence[Labels] = ()

@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> None:
     resources = _resources(gpus, typed, config, options, is_here=is_here)
     passed = list(options)
     if resources and resources[0] in options:  # Snakemake takes the last one alone
-        place = options.index(resources[0]) + 1
-        passed[place:place] = resources[1:]
+        after = options.index(resources[0]) + 1
+        passed[after:after] = resources[1:]
     else:
         command += resources
     command += ["--snakefile", this_process.SNAKEFILE]

@@ -69,10 +69,10 @@ def prepare_jobs(workflow: Any) -> None:
         else:
             mask = CUDA_VISIBLE_DEVICES.text()
             environment.RUN_SEES.set(ALL if mask is None else mask)
-    asked = internals.rule_resources(workflow, "extract")
+    resources = internals.rule_resources(workflow, "extract")
     for field, resource in GPU_RESOURCES.items():
-        if resource in asked:
-            VARIABLES[field].set_default(asked[resource])
+        if resource in resources:
+            VARIABLES[field].set_default(resources[resource])
     with refusing():
         environment.check()
     here = str(Path(sys.executable).parent)
@@ -241,13 +241,11 @@ def slow_speed(folder: Path, plan: Plan, gpu_model: str) -> Speed | None:
 
 @lru_cache(maxsize=4)
 def _weights_mb(path: str) -> float:
-    """Return the size of the weights that weights/<name>.json names; 0 where there are none."""
     weights = WeightsFile.find(Path(path)) if path else None
     return _size(Path(weights.path)) / MB if weights else 0.0
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file; 0 where there is none, or none any more."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

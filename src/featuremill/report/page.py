@@ -263,12 +263,10 @@ def _versions(facts: Facts) -> dict[str, str]:
 
 
 def _besides(delivery: Delivery) -> dict[str, Any]:
-    """Return the keys of manifest.json that are not in PLACED."""
     return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
 
 
 def _flat(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return an object as pairs of key and text; options are last."""
     rows = {key: value for key, value in facts.items() if key != "options"}
     rows |= {f"options.{key}": value for key, value in facts.get("options", {}).items()}
     return [(key, _plain(value)) for key, value in rows.items()]

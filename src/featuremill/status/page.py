@@ -101,7 +101,6 @@ class Curves:
 
     def __init__(self) -> None:
         self._every = 1.0
-        """The length of a stretch, in seconds."""
         self._stretches: dict[Key, dict[int, Stretch]] = {}
         self._devices: dict[Key, DeviceNow] = {}
         self._read: dict[Path, tuple[int, State | None]] = {}

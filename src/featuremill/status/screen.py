@@ -152,7 +152,6 @@ def _speed(job: Job) -> Text:
 
 
 def _last(job: Job) -> list[Text]:
-    """Return the speed and the time left of a job."""
     is_known = job.pace and job.stage == "run" and not job.is_silent
     left = plain_duration(job.cost_left / job.pace) if job.pace and is_known else ""
     return [_speed(job), Text(left)]
@@ -170,7 +169,6 @@ def label(device: DeviceNow) -> str:
 
 
 def _notes(now: RunState) -> list[tuple[str, str]]:
-    """Return notes about jobs and devices, each as a line and its style."""
     notes = []
     for job in now.jobs:
         if job.is_silent or job.state != "running":

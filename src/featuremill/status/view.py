@@ -83,7 +83,6 @@ def lines(project: ProjectState) -> Iterator[str]:
 
 
 def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
-    """Return the name and the state of each run and each result of a step."""
     runs, steps = [], []
     for name, state in project.states.items():
         left = time_left(state)
@@ -106,7 +105,6 @@ def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
 
 
 def _rows_of_run(state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield a label and a text for the input and the result of each command."""
     if not (plan := state.plan):
         return
     counts, delivered = plan.counts, state.delivery

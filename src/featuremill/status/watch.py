@@ -89,7 +89,6 @@ def _poll_once(reader: ProjectReader) -> ProjectState:
 def _watch(
     reader: ProjectReader, output: _Screen | _Lines | _Json, page: Page | None
 ) -> ProjectState:
-    """Show the runs until no process works on them; return their state then."""
     was_running = False
     still_since: float | None = 0.0  # an idle run ends the first poll at once
     known_at = 0.0
@@ -144,7 +143,6 @@ def _polls(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
 
 @contextlib.contextmanager
 def _output_for(arguments: argparse.Namespace) -> Iterator[_Screen | _Lines | _Json]:
-    """Yield the output that the arguments select: screen, lines or JSON."""
     every: float | None = arguments.every
     if arguments.json:
         yield _Json(every or LINE_SECONDS, arguments.once)
@@ -224,7 +222,6 @@ class _Lines:
 
 
 def _print_end(now: ProjectState) -> None:
-    """Print the status after an inspection, else the screen once."""
     if now.is_inspected:
         sys.stdout.write("".join(f"{line}\n" for line in view.lines(now)))
         return

@@ -68,7 +68,6 @@ def _tag(partial: Path) -> Path:
 
 
 def _complete(url: str, partial: Path) -> None:
-    """Download `url` into `partial` completely, with several connections if needed."""
     shown, failures = Progress(log, "downloading", "MB"), 0
     while True:
         before = _size(partial)

@@ -87,7 +87,6 @@ class ResidueOptions(NetworkOptions):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse contradictory options and options without effect."""
         if "none" in self.pool and len(self.pool) > 1:
             raise ValueError("pool: none excludes the others")
         if "none" in self.pool and not self.per_residue:

@@ -58,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _checkpoints(workload: str) -> Checkpoints | None:
-    """Return the checkpoints that a workload converts; None if it converts none."""
     module = find_workload(workload)
     return module.CHECKPOINTS if isinstance(module, HasCheckpoints) else None
 
