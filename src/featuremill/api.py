@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import os
 import re
@@ -48,12 +47,12 @@ from featuremill.workload import (
     Workload,
     WorkloadOptions,
     option_files,
+    optional,
     plugin_errors,
     refuse_without_packages,
     weights,
 )
-from featuremill.workload.compute import Refuse, values_in_batches
-from featuremill.workload.contract import TakesOtherOptions
+from featuremill.workload.compute import Refuse, free_device_memory, values_in_batches
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of_resolved, settled
@@ -127,9 +126,7 @@ _shown_cautions: set[str] = set()
 def forget_model() -> None:
     """Free the memory of the model that `compute` and `embed` keep for the next call."""
     _loaded.clear()
-    gc.collect()
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    free_device_memory()
 
 
 def compute(
@@ -453,9 +450,9 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
         network = weights.weights_of(weights.convert(model, workload=name)) if model else None
     resolved = plugin_errors.resolved(name, workload, options, device, network)
     if last and (last.key, last.device) == (key, device):
-        kept = last.model if last.options == resolved else None
-        if kept is None and isinstance(workload, TakesOtherOptions):
-            kept = workload.with_options(last.model, resolved)
+        kept = last.model
+        if last.options != resolved:
+            kept = optional(workload, "with_options")(last.model, resolved)
         if kept is not None:
             return last._replace(options=resolved, model=kept)
     last = None  # free its memory before the next model is loaded

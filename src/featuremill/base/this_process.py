@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import platform
@@ -17,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 
 from featuremill.base import __version__
+from featuremill.lease.program import die_with_parent as die_with_parent
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 VERSION = __version__
 """The version of featuremill."""
 PACKAGE = Path(__file__).parents[1]
@@ -31,17 +30,6 @@ PROFILES = Path(SNAKEFILE).parent / "profiles"
 """Folders of profiles, by their names."""
 ALWAYS_USED = ("numpy", "pyarrow")
 """Distributions of which each process with values has the versions."""
-
-
-def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; leave now if it has died already.
-
-    Linux only; elsewhere an orphan ends at its next write to the parent's pipe.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
-    if os.getppid() != parent_pid:
-        sys.exit(128 + signal_number)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,6 @@ from featuremill.store.parts import read_verified
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 from featuremill.workload import (
-    StartsAhead,
     Weights,
     Workload,
     compute,
@@ -61,8 +60,7 @@ def start(workload: Workload, devices: Sequence[Device]) -> None:
     if devices[0].kind == "cuda" and "torch" in workload.Options.PACKAGES:
         CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # before CUDA is initialised
         loading.beside("CUDA", partial(make_contexts, len(devices)))
-    if isinstance(workload, StartsAhead):
-        workload.start_ahead(devices)
+    optional(workload, "start_ahead")(devices)
 
 
 def start_reading(path: Path) -> None:

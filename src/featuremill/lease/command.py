@@ -19,8 +19,8 @@ from . import listing
 from .acquire import Choice, acquire
 from .environment import Policy
 from .errors import UserError
-from .execute import become, die_with_parent, restore_signals, run_beside
-from .program import EXEC, LIST
+from .execute import become, restore_signals, run_beside
+from .program import EXEC, LIST, die_with_parent
 from .request import HELP_OF_DEVICES, VARIABLES, GpuOptions, Request
 
 log = logging.getLogger("featuremill.lease")

@@ -14,6 +14,7 @@ from featuremill.base.text import one_line, plain
 from featuremill.status.jobs import DeviceNow, devices_of
 from featuremill.status.project import ProjectState
 from featuremill.status.screen import label
+from featuremill.status.shards import Mark, mark_of
 from featuremill.status.view import totals_lines
 from featuremill.store.files import replacing
 from featuremill.store.results import Results
@@ -50,8 +51,8 @@ class Page:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._curves = Curves()
-        self._identity: tuple[int, ...] | None = None
-        """The inode, size and time of the file as this process wrote it."""
+        self._mark: Mark | None = None
+        """The mark of the file as this process wrote it."""
         self._due = 0.0
         self._refuse_others()
 
@@ -71,7 +72,7 @@ class Page:
         self._refuse_others()
         with replacing(self._path, is_synced=False) as temporary:
             temporary.write_text(self._page(now, is_last), "utf-8")
-        self._identity = _identity(self._path)
+        self._mark = mark_of(self._path)
 
     def _page(self, now: ProjectState, is_last: bool) -> str:
         shown = {
@@ -91,7 +92,7 @@ class Page:
         if is_ours:
             with self._path.open(encoding="latin-1") as file:
                 is_ours = MARK in file.read(200)
-        if not is_ours or self._identity not in (None, _identity(self._path)):
+        if not is_ours or self._mark not in (None, mark_of(self._path)):
             how = "it was changed meanwhile" if is_ours else "this is not a page of featuremill top"
             raise UserError(f"{self._path}: {how}; name another file after --html.")
 
@@ -192,8 +193,3 @@ def _shown(
 
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -21,19 +21,12 @@ from featuremill.base.devices import Device as Device
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.store.formats import Kind as Kind
 from featuremill.workload import plugin_errors
-from featuremill.workload.contract import AskedByModel as AskedByModel
-from featuremill.workload.contract import Cautions as Cautions
 from featuremill.workload.contract import Checkpoint as Checkpoint
 from featuremill.workload.contract import Checkpoints as Checkpoints
 from featuremill.workload.contract import Converted as Converted
 from featuremill.workload.contract import EstimatesMemory as EstimatesMemory
-from featuremill.workload.contract import EstimatesWork as EstimatesWork
-from featuremill.workload.contract import HasCheckpoints as HasCheckpoints
-from featuremill.workload.contract import HasPrecisions as HasPrecisions
 from featuremill.workload.contract import Record as Record
 from featuremill.workload.contract import RecordFailed as RecordFailed
-from featuremill.workload.contract import ReportsWays as ReportsWays
-from featuremill.workload.contract import StartsAhead as StartsAhead
 from featuremill.workload.contract import UnitWork as UnitWork
 from featuremill.workload.contract import Weights as Weights
 from featuremill.workload.contract import Workload as Workload

@@ -34,8 +34,8 @@ def values_of(
 def free_device_memory() -> None:
     """Release cached device memory, so that a smaller batch has all of it."""
     gc.collect()
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()  # does nothing before CUDA is initialised
 
 
 def free_on_gpu() -> str:

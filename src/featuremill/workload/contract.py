@@ -191,6 +191,11 @@ class OptionalAttributes:
     BYTES_ARE_LENGTHS: bool = False
     """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload, unless
     an option names a file. The report then has the energy of a million of them."""
+    CHECKPOINTS: Checkpoints | None = None
+    """The models whose checkpoints are converted."""
+    PRECISION: str = ""
+    """The option for the dtype of computation, which plan and estimate print: bf16, fp16, fp32, or
+    auto until it is resolved."""
     OUTPUTS: Sequence[str] = ()
     """Outputs that `featuremill init` adds to the default outputs of a config."""
     OBJECTS: str = ""
@@ -215,6 +220,45 @@ class OptionalAttributes:
         at a time.
         """
         return ()
+
+    @staticmethod
+    def caution(options: Any) -> str:  # noqa: ARG004
+        """Return a warning about some models, to read before their values are used: one or two
+        sentences on one line; "" for none. `options` may be resolved or not; those of init may lack
+        others than the model."""
+        return ""
+
+    @staticmethod
+    def options_of_model(model: str) -> Any:
+        """Return options with `model` and defaults, to estimate the memory of the model, if there
+        are required options besides the model; else None."""
+
+    @staticmethod
+    def unit_work(weights: Weights, mean_cost: float) -> UnitWork | None:
+        """Return the work of a unit of cost in records of `mean_cost`, from which plan and estimate
+        assume a speed until one is measured; None if it is unknown. It needs a PRECISION."""
+
+    @staticmethod
+    def ways(device: Device, weights: Weights | None) -> Mapping[str, str]:  # noqa: ARG004
+        """Return the methods that would compute on `device`, found as in a load and with the same
+        warnings, for doctor: "dtype" first, then those of operations. `weights` has the shape
+        (metadata only); None stands for a usual one. Called in a process of its own that sees only
+        this device.
+
+        Raises:
+            WorkloadError: no method computes an operation correctly.
+        """
+        return {}
+
+    @staticmethod
+    def start_ahead(devices: Sequence[Device]) -> None:
+        """Start preparations for `load` that can run while torch is imported, with
+        `featuremill.workload.loading.beside`, and return at once, without importing torch."""
+
+    @staticmethod
+    def with_options(model: Any, options: Any) -> Any:
+        """Return the loaded model with other resolved `options` of the same weights and device, for
+        calls in Python that keep the model; None if these need another `load`."""
 
     @staticmethod
     def spreads(options: Any) -> bool:  # noqa: ARG004
@@ -301,13 +345,6 @@ class Checkpoints(Protocol):
 
 
 @runtime_checkable
-class HasCheckpoints(Protocol):
-    """A workload whose checkpoints are converted."""
-
-    CHECKPOINTS: Checkpoints
-
-
-@runtime_checkable
 class EstimatesMemory(Protocol):
     """The memory that computing takes, for doctor, estimate and commands.
 
@@ -329,14 +366,6 @@ class EstimatesMemory(Protocol):
         """
 
 
-@runtime_checkable
-class AskedByModel(Protocol):
-    """Required options besides the model, so that doctor needs defaults for them."""
-
-    def options_of_model(self, model: str) -> Any:
-        """Return options with `model` and defaults, to estimate the memory of the model."""
-
-
 class UnitWork(NamedTuple):
     """The work of a unit of cost, from which speeds are estimated until one is measured."""
 
@@ -355,65 +384,3 @@ class UnitWork(NamedTuple):
     `bytes_moved` allow by its data sheet."""
     card: str = ""
     """The name of that GPU in NVML."""
-
-
-@runtime_checkable
-class EstimatesWork(Protocol):
-    """The amount of work, from which plan and estimate assume a speed until one is measured. It
-    needs an option for the dtype (`HasPrecisions`)."""
-
-    def unit_work(self, weights: Weights, mean_cost: float) -> UnitWork | None:
-        """Return the work of a unit of cost in records of `mean_cost`; None if it is unknown."""
-
-
-@runtime_checkable
-class Cautions(Protocol):
-    """Warnings about some models, to read before their values are used."""
-
-    def caution(self, options: Any) -> str:
-        """Return one or two sentences on one line; "" for none. `options` may be resolved or not;
-        those of init may lack others than the model."""
-
-
-@runtime_checkable
-class HasPrecisions(Protocol):
-    """An option for the dtype of computation, which plan and estimate print."""
-
-    PRECISION: str
-    """The name of the option: bf16, fp16, fp32, or auto until it is resolved."""
-
-
-@runtime_checkable
-class ReportsWays(Protocol):
-    """The methods that would compute on a device, for doctor."""
-
-    WAYS: Sequence[str]
-    """The keys of `ways`: "dtype", then the operations."""
-
-    def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
-        """Return for each of `WAYS` the method on `device`, found as in a load and with the same
-        warnings. `weights` has the shape (metadata only); None stands for a usual one. Called in a
-        process of its own that sees only this device.
-
-        Raises:
-            WorkloadError: no method computes an operation correctly.
-        """
-
-
-@runtime_checkable
-class StartsAhead(Protocol):
-    """Preparations for `load` that can run while torch is imported."""
-
-    def start_ahead(self, devices: Sequence[Device]) -> None:
-        """Start them with `featuremill.workload.loading.beside`, and return at once, without
-        importing torch."""
-
-
-@runtime_checkable
-class TakesOtherOptions(Protocol):
-    """A loaded model that can compute with other options, for calls in Python that keep the
-    model."""
-
-    def with_options(self, model: Any, options: Any) -> Any:
-        """Return the loaded model with other resolved `options` of the same weights and device;
-        None if these need another `load`."""

@@ -26,10 +26,8 @@ from featuremill.store.plan import Settings
 from featuremill.store.weights_file import CheckpointFile, WeightsFile
 from featuremill.workload import (
     DEFAULT,
-    Cautions,
     Checkpoint,
     Checkpoints,
-    HasCheckpoints,
     Weights,
     Workload,
     WorkloadOptions,
@@ -58,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _checkpoints(workload: str) -> Checkpoints | None:
-    module = find_workload(workload)
-    return module.CHECKPOINTS if isinstance(module, HasCheckpoints) else None
+    checkpoints: Checkpoints | None = optional(find_workload(workload), "CHECKPOINTS")
+    return checkpoints
 
 
 def is_path(model: str, workload: str = DEFAULT) -> bool:
@@ -111,7 +109,7 @@ def caution_of(workload: str, options: WorkloadOptions | Mapping[str, Any]) -> s
         module = find_workload(workload)
         if isinstance(options, Mapping):
             options = _options_in(module, options)
-        return module.caution(options) if isinstance(module, Cautions) else ""
+        return str(optional(module, "caution")(options))
     except (UserError, AttributeError):
         return ""
 
