@@ -64,15 +64,6 @@ def test_a_default_gives_way(monkeypatch):
     assert POLICY.value() == "memory"
 
 
-def test_the_search_path(monkeypatch):
-    monkeypatch.setenv("PATH", f"a{os.pathsep}b")
-    assert environment.search_path() == ["a", "b"]
-    environment.set_search_path(["c", "a"])
-    assert os.environ["PATH"] == f"c{os.pathsep}a"
-    monkeypatch.delenv("PATH")
-    assert environment.search_path() == os.defpath.split(os.pathsep)
-
-
 def test_a_verb_says_rubbish_in_a_sentence(tmp_path, environment):
     desk = Desk(tmp_path, {**environment, "FEATUREMILL_QUIET": "very"})
     said = "FEATUREMILL_QUIET: 'very' is not 1 (yes) or 0 (no); fix or unset it."

@@ -429,8 +429,7 @@ def _hold(device: Device) -> bool:
             held = acquire("cuda", request)
             _leases.append(held)
             # Child processes may use the GPU as well.
-            leased = LEASED
-            leased.set(",".join(filter(None, [held.environment[leased.name], leased.value()])))
+            LEASED.set(",".join(filter(None, [held.environment[LEASED.name], LEASED.value()])))
     return bool(_leases)
 
 

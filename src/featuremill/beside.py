@@ -204,14 +204,12 @@ class _Running:
             rows = journal_log.num_rows_in(journal)
             num_done += rows
             if not rows and self._log(shard).exists():
-                self._tell_waiting(self._log(shard).read_text("utf-8", "replace"))
+                text = self._log(shard).read_text("utf-8", "replace")
+                for sentence in WAITING.findall(text):
+                    if sentence not in self._reported:
+                        self._reported.add(sentence)
+                        self._report(sentence)
         # A job ends a moment after its journal became a part.
         if num_done > self._num_told:
             self._num_told = num_done
             self._progress(num_done)
-
-    def _tell_waiting(self, text: str) -> None:
-        for sentence in WAITING.findall(text):
-            if sentence not in self._reported:
-                self._reported.add(sentence)
-                self._report(sentence)

@@ -366,7 +366,8 @@ class StepContract:
         line = 1 + text[: text.index("nonesuch")].count("\n")
         message = ""
         try:
-            project.validate(*_loaded(text, "my.yaml"))
+            loaded, places = yaml_lines.load("my.yaml", text)
+            project.validate(loaded, "my.yaml", places)
         except UserError as error:
             message = str(error)
         assert message.startswith(f"my.yaml:{line}: {self.step}.")
@@ -431,8 +432,3 @@ class StepContract:
         paths = self.config["inputs"]
         inputs = [paths] if isinstance(paths, str | Path) else paths
         return {**self.config, "inputs": [str(Path(path).absolute()) for path in inputs]}
-
-
-def _loaded(text: str, source: str) -> tuple[dict[str, Any], str, yaml_lines.Places]:
-    raw, places = yaml_lines.load(source, text)
-    return raw, source, places

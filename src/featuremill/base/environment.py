@@ -8,8 +8,6 @@ jobs, and is not for users to set.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from typing import Any
 
 from featuremill.lease import environment as of_leases
@@ -177,13 +175,3 @@ def check() -> None:
     """Raise UserError for the first of our variables that holds something else than it may."""
     for setting in SETTINGS:
         setting.value()
-
-
-def search_path() -> list[str]:
-    """Return the folders in which programs are looked for."""
-    return (PATH.text() or os.defpath).split(os.pathsep)
-
-
-def set_search_path(folders: Iterable[str]) -> None:
-    """Look for programs in `folders` from now on, in this process and its children."""
-    PATH.set(os.pathsep.join(folders))

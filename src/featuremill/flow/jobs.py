@@ -9,6 +9,7 @@ anything without `--resources mem_mb=…`.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -75,12 +76,10 @@ def prepare_jobs(workflow: Any) -> None:
             VARIABLES[field].set_default(resources[resource])
     with refusing():
         environment.check()
-    here = str(Path(sys.executable).parent)
-    folders = environment.search_path()
-    if here not in folders:
+    here, path = str(Path(sys.executable).parent), environment.PATH.text() or os.defpath
+    if here not in path.split(os.pathsep):
         is_last = internals.is_imported(workflow) and not shutil.which("featuremill")
-        folders = [*folders, here] if is_last else [here, *folders]
-        environment.set_search_path(folders)
+        environment.PATH.set(os.pathsep.join([path, here] if is_last else [here, path]))
 
 
 def gpu_model(workflow: Any) -> str:

@@ -92,7 +92,7 @@ class FailedJob(internals.JobError):
     @property
     def was_stopped(self) -> bool:
         """Return whether it was stopped, as by Ctrl-C."""
-        return bool(STOPPED.search(self.ending)) and not self._message()
+        return bool(STOPPED.search(self.ending)) and not self.message
 
     @property
     def exit_status(self) -> int:
@@ -101,23 +101,20 @@ class FailedJob(internals.JobError):
         return int(match[1]) if match else 1
 
     @property
-    def says_why(self) -> bool:
-        """Return whether its log ends with an error."""
-        return bool(self._message())
-
-    def _message(self) -> str:
+    def message(self) -> str:
+        """The error at the end of its log; "" without one."""
         return last_error(self.log) if self.log else ""
 
     def sentence(self) -> str:
         """Return the last message of the command, or else how it ended."""
-        message = self._message()
         if self.was_stopped:
             return "it was stopped."
-        if self.reason and not message:
+        if self.reason and not self.message:
             return self.reason
         ended = self.ending or "failed"
         return (
-            message or f"it {ended} without a message; it was stopped or killed, or never started."
+            self.message
+            or f"it {ended} without a message; it was stopped or killed, or never started."
         )
 
 
@@ -201,7 +198,7 @@ def filter_output(workflow: Any) -> Failures:
             return shows_all or not internals.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
             print(message_of(failed, is_here), file=sys.stderr)
-            failures.shown_last = failed if is_here and failed.says_why else None
+            failures.shown_last = failed if is_here and failed.message else None
         return False
 
     internals.filter_screen(matters)

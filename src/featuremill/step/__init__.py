@@ -59,10 +59,6 @@ class Ahead(NamedTuple):
     """Workload, version and options of its recipe, without what only the weights determine."""
 
 
-def _unknown(_: str) -> Ahead | None:
-    return None
-
-
 class Project(NamedTuple):
     """The project, as a step sees it."""
 
@@ -75,7 +71,7 @@ class Project(NamedTuple):
     run by the run's name."""
     sections: Mapping[str, Any]
     """The section of each step, by KEY."""
-    ahead: Callable[[str], Ahead | None] = _unknown
+    ahead: Callable[[str], Ahead | None] = lambda _: None
     """Returns what is known ahead of a set of features. None if nothing is known yet, for a
     finished run elsewhere, and outside `problems_of_files`."""
     samples: str = ""
