@@ -331,11 +331,8 @@ class Engine(NamedTuple):
                         of_job += equal
                         for index in equal if reason is not None else ():
                             refuse(index, reason)
-                    is_good = batch.column("reason").is_null()
-                    good = [
-                        equal for equal, keep in zip(rows, is_good.to_pylist(), strict=True) if keep
-                    ]
-                    values = batch.filter(is_good).select(schema.names)
+                    good = [row for row, reason in zip(rows, why, strict=True) if reason is None]
+                    values = batch.filter(batch.column("reason").is_null()).select(schema.names)
                     computed.batches.append((good, values))
                 computed.warnings.extend(set(receipt.warnings) - {*computed.warnings})
                 names = " + ".join(map(str, receipt.devices))
