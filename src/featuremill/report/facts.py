@@ -145,8 +145,8 @@ def read(
 def read_labels(
     path: Path, column: str, ids: Sequence[str], id_columns: IdColumns, id_column: str
 ) -> Iterator[Labels]:
-    """Yield the labels in `column`, as `labels_in` does, and then those in other columns of the table
-    that have labels for these records.
+    """Yield the labels in `column`, as `labels_in` does, and then those in other columns of the
+    table that have labels for these records.
 
     Raises:
         UserError: as `labels_in` does for `column`.
