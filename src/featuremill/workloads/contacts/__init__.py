@@ -20,7 +20,8 @@ from featuremill.workloads import esm2
 from featuremill.workloads.contacts import sources as CHECKPOINTS
 from featuremill.workloads.contacts.options import Options
 from featuremill.workloads.contacts.tiles import TILE_BYTES
-from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
+from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
+from featuremill.workloads.esm2 import start_ahead as start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores.kin import refuse_beyond_positions
@@ -36,38 +37,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.transfer import Transfer
-
-__all__ = [
-    "ATTRIBUTES",
-    "CHECKPOINTS",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "PRECISION",
-    "REASONS",
-    "REMEDIES",
-    "SPEED_OPTIONS",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "figures",
-    "load",
-    "memory_mb",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "start_ahead",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
 
 VERSION = "1"
 VERSIONS_OF = ("fair-esm",)

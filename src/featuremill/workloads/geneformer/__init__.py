@@ -17,9 +17,12 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, batch_cost
+from featuremill.workload.networks import ATTRIBUTES as ATTRIBUTES
+from featuremill.workload.networks import ONE_TOKEN as ONE_TOKEN
+from featuremill.workload.networks import batch_cost as batch_cost
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import architectures, weights_mb
+from featuremill.workloads.encoder import architectures
+from featuremill.workloads.encoder import weights_mb as weights_mb
 from featuremill.workloads.geneformer import cells, genes
 from featuremill.workloads.geneformer.options import ALL, Options
 
@@ -31,38 +34,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.encoder.architectures import Encoder, Facts
     from featuremill.workloads.encoder.padding import Group
     from featuremill.workloads.geneformer.genes import Genes
-
-__all__ = [
-    "ATTRIBUTES",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "ONE_TOKEN",
-    "PRECISION",
-    "READS_PICKLES",
-    "REASONS",
-    "REMEDIES",
-    "TAKES_FILES",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "audited",
-    "batch_cost",
-    "collect",
-    "cost",
-    "load",
-    "memory_mb",
-    "num_vectors",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
 
 VERSION = "3"
 COST_UNIT = "tokens"

@@ -38,34 +38,6 @@ if TYPE_CHECKING:
     from featuremill.workload import Device, Weights
     from featuremill.workloads.llm_json.engines import Engine, Reply, Request
 
-__all__ = [
-    "ATTRIBUTES",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "PRECISION",
-    "REASONS",
-    "SHARD_COST",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "batch_cost",
-    "collect",
-    "cost",
-    "load",
-    "memory_mb",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "spreads",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
-
 VERSION = "4"
 ATTRIBUTES = ("dtype",)
 PRECISION = "dtype"

@@ -32,31 +32,6 @@ if TYPE_CHECKING:
     from featuremill.workload import Device, Weights
     from featuremill.workloads.pac.coupling import Coupling
 
-__all__ = [
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "OBJECTS",
-    "REASONS",
-    "SHARD_COST",
-    "SPEED_OPTIONS",
-    "TAKES_FILES",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "batch_cost",
-    "collect",
-    "cost",
-    "load",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "weights",
-    "write_object",
-]
-
 VERSION = "3"
 COST_UNIT = LENGTH_UNIT = "samples"
 TAKES_FILES = True

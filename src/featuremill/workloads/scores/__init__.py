@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill.workload import UnitWork, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.encoder import structures
-from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
+from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
+from featuremill.workloads.esm2 import start_ahead as start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import alphabets, ensemble, kin, listed, sources
@@ -34,40 +35,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.transfer import Transfer
     from featuremill.workloads.scores.ensemble import Network, Networks
     from featuremill.workloads.scores.passes import Pass, Work
-
-__all__ = [
-    "ATTRIBUTES",
-    "CHECKPOINTS",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "PRECISION",
-    "REASONS",
-    "REMEDIES",
-    "SPEED_OPTIONS",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "audited",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "figures",
-    "load",
-    "memory_mb",
-    "num_vectors",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "start_ahead",
-    "unit_work",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
 
 VERSION = "3"
 VERSIONS_OF = ("fair-esm",)
@@ -117,7 +84,7 @@ def cost(payload: bytes, options: Options) -> int:
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
-    num_tokens = passes.count(payload, options).tokens
+    num_tokens = passes.num_tokens(passes.work_of(payload, options))
     return (num_tokens or options.width(len(letters)) + NUM_SPECIAL) * len(options.networks)
 
 

@@ -112,7 +112,7 @@ def _variants(networks_pairs: Sequence[Pairs], options: Options) -> pa.Array:
     columns = [pa.array(names, pa.string()), *map(_nullable, scores)]
     if options.variants == "listed":
         return _rows(works, columns, struct)
-    return _lists(columns, struct, [len(work.names) for work in works])
+    return _lists(columns, struct, [work.num_variants for work in works])
 
 
 def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructType) -> pa.Array:
@@ -120,9 +120,9 @@ def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructT
     rows = [row for work in works for row in work.rows]
     indices, start = list[int | None](), 0
     for work in works:
-        index_of = {name: start + number for number, name in enumerate(work.names)}
+        index_of = {name: start + number for number, name in enumerate(work.listed)}
         indices += [index_of.get(row.variant) for row in work.rows]
-        start += len(work.names)
+        start += work.num_variants
     read_as, *scores = (column.take(pa.array(indices, pa.int64())) for column in columns)
     num_others = len(struct) - len(columns) - len(("read_as", "reason"))
     others = zip(*(row.others for row in rows), strict=True) if rows else [[]] * num_others

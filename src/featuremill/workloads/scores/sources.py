@@ -51,11 +51,6 @@ def members(model: str) -> list[str]:
     return model.split(BETWEEN)
 
 
-def prefix(number: int, model: str) -> str:
-    """Return the prefix of the tensor names of network `number` of `model`."""
-    return f"{number}." if BETWEEN in model else ""
-
-
 def is_esm_c(model: str) -> bool:
     """Return whether `model` is an ESM C, by its name or its files."""
     return _sources(members(model)[0]) is of_esmc
