@@ -18,7 +18,7 @@ from featuremill.kit.text import clipped
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.contacts import sources as CHECKPOINTS
-from featuremill.workloads.contacts.options import Options
+from featuremill.workloads.contacts.options import Options as Options
 from featuremill.workloads.contacts.tiles import TILE_BYTES
 from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
 from featuremill.workloads.esm2 import start_ahead as start_ahead

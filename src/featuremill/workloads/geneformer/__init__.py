@@ -24,7 +24,8 @@ from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures
 from featuremill.workloads.encoder import weights_mb as weights_mb
 from featuremill.workloads.geneformer import cells, genes
-from featuremill.workloads.geneformer.options import ALL, Options
+from featuremill.workloads.geneformer.options import ALL
+from featuremill.workloads.geneformer.options import Options as Options
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from featuremill.workloads.llm_json import prompts
 
 
 class Options(RowOptions, LayerOptions):
-    """The question about each row, and the form of the reply."""
+    """The prompt for each row, the model, and the form of its replies."""
 
     PACKAGES = MappingProxyType(
         dict.fromkeys(

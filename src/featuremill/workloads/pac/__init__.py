@@ -16,7 +16,7 @@ import numpy.typing as npt
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import Kind
 from featuremill.workload import Record
-from featuremill.workloads.pac.options import Options
+from featuremill.workloads.pac.options import Options as Options
 from featuremill.workloads.pac.signals import (
     BAD_SPAN,
     Signal,

@@ -18,7 +18,7 @@ from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import alphabets, ensemble, kin, listed, sources
 from featuremill.workloads.scores import sources as CHECKPOINTS
-from featuremill.workloads.scores.options import Options
+from featuremill.workloads.scores.options import Options as Options
 from featuremill.workloads.scores.tables import SETTLED, with_columns
 from featuremill.workloads.scores.variants import REASONS as VARIANT_REASONS
 from featuremill.workloads.scores.variants import parts_of
