@@ -1,6 +1,7 @@
-"""ESM C features of proteins: the representations of chosen layers, pooled, per residue or both.
+"""The workload `esmc`: representations of proteins by chosen layers of an ESM C, pooled or per
+residue.
 
-The workload esm2 has the engine; here stands what is another model's.
+The workload esm2 computes the network. This package has what differs: checkpoints and defaults.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ VERSION = "1"
 
 
 def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights:
-    """Return the metadata of the model, converted to `layout` or not."""
+    """Return the metadata of the model, from a conversion to `layout` or from its checkpoint."""
     CHECKPOINTS.refuse_missing(options.model, layout)
     source = CHECKPOINTS.locate(options.model)
     if not source.path.exists() and (entry := conversion.converted(source.name, layout)):
@@ -98,7 +99,7 @@ def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights
 
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
-    """Return what would compute attention, products and the rest on `device`, in which dtype."""
+    """Return the dtype and the methods for the operations on `device`, by the names in `WAYS`."""
     from featuremill.workloads.esm2 import probe
     from featuremill.workloads.esm2.architecture import ESM_C
     from featuremill.workloads.esmc import layout

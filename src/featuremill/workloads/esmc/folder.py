@@ -1,6 +1,6 @@
-"""What a folder from Hugging Face says of an ESM C; refuses what is none.
+"""Read the settings and tokens of an ESM C's folder from Hugging Face, and refuse other networks.
 
-Reads no weights and needs no torch, so a run is refused before its first job.
+Reads no weights and imports no torch, so that a run is refused before its first job.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ESM_C = Kind(
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Return what the config.json in the folder `path`, or beside the file `path`, says of an ESM
-    C; nothing where there is none, or where the one beside a file is of another model.
+    """Return the settings of an ESM C from the config.json in the folder `path`, or beside the file
+    `path`; {} if there is no config.json, or that beside a file is of another model.
 
     Raises:
-        UserError: it is of another network, or its tokens are others.
+        UserError: the folder has another network, or other tokens.
     """
     facts = of_esm2.facts_of(path, ESM_C)
     rotary = facts.get("rope_parameters")

@@ -1,9 +1,9 @@
-"""How ESM C's tensors are called: by transformers, in the research folders, and by the package esm.
+"""Names of ESM C's tensors in transformers, in the package esm, in the research folders, and in our
+files of weights.
 
-What they are called in our file, `esm2/layout.py` says; to that comes, per layer,
-query_key_norm.weight, that of the query above that of the key, and `up` holds the gate above the
-rest. Biases of products and of the final LayerNorm are zeros. With the language-model head, it also
-has what `esm2/layout.py` says of that.
+Our file has the names of `esm2/layout.py`, and per layer query_key_norm.weight, in which that of
+the query precedes that of the key. In `up`, the gate precedes the other matrix. Biases of products
+and of the final LayerNorm are zeros.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Names(NamedTuple):
     final_norm: str
     layer: str
     parts: Mapping[str, tuple[str, ...]]
-    """Our tensor of a layer → theirs; several are stacked."""
+    """The source's names for each of our tensors of a layer; several tensors are stacked."""
     of_encoder: tuple[str, ...]
-    """How the names of all tensors of the encoder start."""
+    """Prefixes of the names of the encoder's tensors."""
     head: Mapping[str, str]
-    """Our part of the language-model head → theirs, with both its tensors."""
+    """The source's name for each of our parts of the language-model head."""
 
 
 TRANSFORMERS = Names(
@@ -80,16 +80,17 @@ RESEARCH = PACKAGE._replace(
 )
 """The names of TransformerEngine, which also stores its own state."""
 STATE_OF_ENGINE = "_extra_state"
-"""How the names of that end."""
+"""The end of the names of that state."""
 
 
 def of_ours(sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies."""
+    """Yield the tensors of our file without the rotary frequencies."""
     return entries(TRANSFORMERS, sizes)
 
 
 def entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies, with the shapes that must be."""
+    """Yield the tensors of our file without the rotary frequencies, with their shapes and their
+    `names` in the source."""
     width, hidden = sizes.width, sizes.feed_forward
     shapes = {
         "attention_norm.weight": (width,),
@@ -116,7 +117,7 @@ def entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
 
 
 def head_entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds of the language-model head."""
+    """Yield the tensors of the language-model head in our file."""
     width, num_rows = sizes.width, sizes.architecture.num_rows
     shapes = {"dense": (width, width), "norm": (width,), "decoder": (num_rows, width)}
     for part, shape in shapes.items():

@@ -8,7 +8,7 @@ from featuremill.workloads import esm2
 
 
 class Options(esm2.Options):
-    """Which features of which ESM C are computed, and how."""
+    """The network, the features to compute, and how."""
 
     model: str = "esmc_300m"
     """The network: `esmc_300m`, `esmc_600m` or `esmc_6b` (in Hugging Face's cache, after `hf

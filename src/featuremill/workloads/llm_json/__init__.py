@@ -87,8 +87,6 @@ REASONS = (CUT_OFF, INVALID, PROMPT_TOO_LONG, REFUSED)
 
 
 class Model(NamedTuple):
-    """The loaded model with all that it needs."""
-
     engine: Transformers | Vllm
     tokenizer: PreTrainedTokenizerFast
     reader: replies.Reader
@@ -99,8 +97,6 @@ class Model(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The result of one prompt."""
-
     reason: str | None
     values: dict[str, Any]
     """The values by column; empty with a reason."""
@@ -163,7 +159,6 @@ def cost(payload: bytes, options: Options) -> int:
 
 
 def weights(options: Options) -> str:
-    """Return the folder of the model."""
     return options.model
 
 
@@ -173,14 +168,12 @@ def options_of_model(model: str) -> Options:
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return the size of the network from its config, without the digest of its weights."""
     folder = place_of(options.model)
     size = memory.size_of_config(folder)._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in size.items()})
 
 
 def weights_mb(weights: Weights) -> float:
-    """Return the size of the checkpoint in MiB."""
     return memory.size_of(weights).file_bytes / 2**20
 
 
@@ -233,7 +226,6 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of values."""
     import pyarrow as pa
 
     properties = replies.properties(replies.read(options.json_schema))
@@ -262,7 +254,6 @@ def batch_cost(options: Options, device: Device) -> int:
 
 
 def spreads(options: Options) -> bool:
-    """Return whether the layers of the model can be on several GPUs."""
     return options.engine == "vllm" or options.quantize == "none"
 
 
@@ -379,7 +370,6 @@ def _checked(model: Model, request: Request, reply: Reply, attempt: int) -> Row:
 
 
 def collect(model: Model, result: list[Row]) -> pa.RecordBatch:
-    """Return one row for each prompt, with the reason of rows that failed."""
     import pyarrow as pa
 
     nothing = dict.fromkeys(model.columns.names)

@@ -41,8 +41,6 @@ LEAST_COMMON = 16
 
 
 class Request(NamedTuple):
-    """A prompt."""
-
     tokens: list[int]
     sha256: bytes
     """The digest of the payload."""
@@ -63,8 +61,6 @@ class _Row:
 
 
 class Reply(NamedTuple):
-    """A reply."""
-
     text: str
     num_tokens: int
     finish: str

@@ -72,7 +72,6 @@ class Size(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """The size of the parameters in the checkpoint."""
         return (self.num_product_numbers + self.num_other_numbers) * self.file_number_bytes
 
     def token_bytes(self, number_bytes: int) -> int:
@@ -154,7 +153,6 @@ def rows_within(free_bytes: float, token_bytes: int, num_tokens: int) -> int:
 
 
 def weights_bytes(size: Size, options: Options) -> int:
-    """Return the size of the weights on the device."""
     number_bytes = NUMBER_BYTES[options.dtype]
     of_product = QUANTISED_BYTES.get(options.quantize, number_bytes)
     return round(size.num_product_numbers * of_product) + size.num_other_numbers * number_bytes

@@ -91,9 +91,7 @@ class Options(RowOptions, LayerOptions):
             chat.check(place_of(self.model), is_answered=True)
 
     def payload_columns(self) -> Sequence[str]:
-        """Return the columns in the prompt."""
         return sorted({*prompts.read(self.prompt).columns, *self.required_columns})
 
     def delivers(self) -> set[Kind]:
-        """Return the kind of all columns."""
         return {"table"}

@@ -125,7 +125,6 @@ def _is(node: Node, name: str) -> bool:
 
 
 def _of_row(tree: Tree, variables: frozenset[str], path: str) -> list[str]:
-    """Return the columns of `row` that a template uses."""
     from jinja2 import nodes
 
     if ROW not in variables:

@@ -165,7 +165,6 @@ def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
 
 
 def grammar(schema: Mapping[str, Any]) -> str:
-    """Return llguidance's grammar of the schema."""
     from llguidance import LLMatcher
 
     # As text, since llguidance cannot convert numbers beyond 64 bits itself.
@@ -339,8 +338,6 @@ def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 class Reader(NamedTuple):
-    """Validates and reads replies."""
-
     validator: Validator
     properties: dict[str, Property]
 
@@ -365,7 +362,6 @@ class Reader(NamedTuple):
 
 
 def reader(schema: Mapping[str, Any]) -> Reader:
-    """Return the reader of replies in this schema."""
     return Reader(_validator_class(schema)(schema), properties(schema))
 
 

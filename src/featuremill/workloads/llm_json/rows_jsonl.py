@@ -21,7 +21,6 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without JSON texts."""
         need([name for name in values.names if name == JSON], "rows_jsonl", JSON)
 
     def __init__(self, target: Target) -> None:
@@ -33,7 +32,6 @@ class Writer:
         self._target = target
 
     def write(self, block: pa.Table) -> None:
-        """Append a block's lines."""
         for row in block.select(self._names).to_pylist():
             texts = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
             texts[JSON] = row[JSON]
@@ -43,5 +41,4 @@ class Writer:
             self._file.write(f"{{{parts}}}\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

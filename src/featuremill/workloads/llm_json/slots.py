@@ -33,7 +33,6 @@ MOST_OFF = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def cache_name(network: Any) -> str:
-    """Return the name of a network's argument for keys and values."""
     return "cache" if "cache" in inspect.signature(network.forward).parameters else STATES[1]
 
 
@@ -50,7 +49,6 @@ class Prefix(NamedTuple):
 
 
 def prefix_of(network: Any, tokens: Sequence[int]) -> Prefix:
-    """Return the prefix of these tokens, computed."""
     cache = DynamicCache()
     prefill(network, tokens, cache)
     return Prefix(list(tokens), cache)
@@ -88,7 +86,6 @@ class OneRow:
         return logits_1V
 
     def free(self, _: int) -> None:
-        """Drop the row."""
         self._state, self._tokens = None, []
 
 
@@ -143,7 +140,6 @@ class Slots(Cache):  # type: ignore[misc]
         return logits_V
 
     def free(self, slot: int) -> None:
-        """Drop the row in a slot; the row in the last slot moves there."""
         last = self.num_rows - 1
         if slot != last:
             for layer in self.layers:
@@ -192,8 +188,6 @@ class Slots(Cache):  # type: ignore[misc]
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values (R, K, T, D) of a layer."""
-
     def __init__(self, slots: Slots) -> None:
         super().__init__()
         self.keys: Tensor | None = None

@@ -55,8 +55,6 @@ PASS_TOKENS = 450
 
 
 class Model(NamedTuple):
-    """The networks with their heads, and the options."""
-
     networks: Networks
     options: Options
     batch_tokens: int
@@ -66,8 +64,6 @@ class Model(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The passes of each protein."""
-
     works: list[Work]
     pack_tokens: int
 
@@ -89,7 +85,6 @@ def cost(payload: bytes, options: Options) -> int:
 
 
 def weights(options: Options) -> str:
-    """Return the model."""
     return options.model
 
 
@@ -118,14 +113,12 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of scores for resolved `options`."""
     from featuremill.workloads.scores import columns
 
     return columns.schema(options)
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the largest number of tokens of a batch, summed over all networks."""
     num = len(options.networks)
     num_packs = ensemble.PACKS_PER_LOAD if num > 1 and device.kind == "cuda" else 1
     return num * num_packs * _pack_tokens(options, device)
@@ -149,7 +142,6 @@ def _refuse_beyond_positions(options: Options, architecture: Architecture) -> No
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return the metadata of the model before it is converted."""
     return CHECKPOINTS.weights_ahead(options.model)
 
 
@@ -162,7 +154,6 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 
 
 def weights_mb(weights: Weights) -> float:
-    """Return the size in MiB of the converted weights, with the heads."""
     sizes = sizes_of(weights.metadata)
     width, num_rows = sizes.width, sizes.architecture.num_rows
     numbers = width**2 + (num_rows + 3) * width + num_rows
@@ -170,7 +161,6 @@ def weights_mb(weights: Weights) -> float:
 
 
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
-    """Return the work of one token."""
     return esm2.unit_work(weights, min(mean_tokens, PASS_TOKENS))
 
 
@@ -184,7 +174,6 @@ def audited(options: Options, precision: str) -> Options:
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
-    """Return the number of residues of a protein that are computed."""
     letters, _ = parts_of(payload)
     return options.seen(len(letters))
 
@@ -202,7 +191,6 @@ def figures(
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the networks with their weights and their heads."""
     assert weights is not None
     pack_tokens = _pack_tokens(options, devices[0])
     networks = ensemble.Networks(options.of_esm2, devices, weights, pack_tokens)

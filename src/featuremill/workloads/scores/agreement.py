@@ -97,7 +97,6 @@ def agreements(rows: pa.StructArray) -> Iterator[Agreement]:
 
 
 def _numbers(column: pa.Array) -> Numbers:
-    """Return the column as fp64, with NaN for null."""
     values: Numbers = pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
     return values
 
@@ -139,7 +138,6 @@ def ranks(numbers_V: Numbers) -> Numbers:
 
 
 def spearman(a_V: Numbers, b_V: Numbers) -> float:
-    """Return Spearman's rank correlation."""
     return float(np.corrcoef(ranks(a_V), ranks(b_V))[0, 1])
 
 

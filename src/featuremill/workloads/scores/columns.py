@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.kit.reasons import NOT_FINITE
-from featuremill.workload.arrays import lists_of_vectors, numbers
+from featuremill.workload.arrays import lists, lists_of_vectors, numbers
 from featuremill.workloads.scores import passes
 from featuremill.workloads.scores.options import LIKELIHOODS, MARGINALS, Options
 from featuremill.workloads.scores.passes import Work
@@ -181,6 +181,4 @@ def _matrices(pairs: Pairs, options: Options) -> pa.Array:
 
 
 def _lists(columns: list[pa.Array], struct: pa.StructType, lengths: Sequence[int]) -> pa.Array:
-    bounds = np.cumsum([0, *lengths], dtype=np.int32)
-    rows = pa.StructArray.from_arrays(columns, fields=list(struct))
-    return pa.ListArray.from_arrays(numbers(bounds), rows)
+    return lists(pa.StructArray.from_arrays(columns, fields=list(struct)), lengths)

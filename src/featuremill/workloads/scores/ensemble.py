@@ -27,14 +27,11 @@ PACKS_PER_LOAD = 16
 
 
 class Network(NamedTuple):
-    """A network with its head."""
-
     encoder: Encoder
     head: Head
 
 
 def num_networks(weights: Weights) -> int:
-    """Return the number of networks in the weights."""
     return int(weights.metadata.get(sources.NUM_NETWORKS, 1))
 
 

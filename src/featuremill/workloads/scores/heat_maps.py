@@ -30,15 +30,11 @@ DIVERGING = ["--second", "--card", "--first"]
 
 
 class Scored(NamedTuple):
-    """A variant with its score."""
-
     variant: str
     score: float
 
 
 class Protein(NamedTuple):
-    """A protein with all its scored variants."""
-
     id: str
     length: int
     """In residues."""
@@ -68,7 +64,6 @@ def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
 
 
 def figure(number: int, protein: Protein) -> Figure:
-    """Return the figure of a protein; `number` distinguishes its name."""
     ranked = sorted(protein.scored, key=lambda each: -each.score)
     low, high = ranked[-1], ranked[0]
     sentence = (

@@ -78,11 +78,9 @@ class Kin(NamedTuple):
         return name if name in self.published and not Path(model).exists() else ""
 
     def is_path(self, model: str) -> bool:
-        """Return whether `model` is the path of a checkpoint and not the name of a known model."""
         return not self._known(model)
 
     def name_of(self, model: str) -> str:
-        """Return the `<name>` of `weights/<name>.json` for `model`; opens no file."""
         return self._known(model) or of_esm2.stem_of(model)
 
     def refuse_nearly_named(self, model: str, names: Sequence[str], others: str) -> None:
@@ -102,7 +100,6 @@ class Kin(NamedTuple):
             )
 
     def refuse_missing(self, model: str) -> None:
-        """Raise UserError if `model` is missing, or is a folder of another network."""
         if self._known(model):
             return
         path = place_of(model)
@@ -115,7 +112,6 @@ class Kin(NamedTuple):
             refuse_unreadable(path)
 
     def locate(self, model: str) -> Checkpoint:
-        """Return the checkpoint of `model`, which may not be downloaded yet."""
         if name := self._known(model):
             return of_esm2.published(name)
         self.refuse_missing(model)
@@ -123,19 +119,15 @@ class Kin(NamedTuple):
         return Checkpoint("local", self.name_of(model), str(path.resolve()), path)
 
     def convert(self, source: Checkpoint, path: Path, has_head: bool = True) -> Converted:
-        """Write the weights of `source` to `path`, with or without the language-model head."""
         return self.write(source, self.read(source, has_head), path)
 
     def read(self, source: Checkpoint, has_head: bool = False) -> Opened:
-        """Read the weights of `source`; download them if they are missing."""
         return of_esm2.read(source, has_head, self.kind)
 
     def write(self, source: Checkpoint, opened: Opened, path: Path) -> Converted:
-        """Write the weights `opened`, which were read from `source`, to `path`."""
         return of_esm2.write(source, opened, path, self.published)
 
     def weights_ahead(self, model: str, has_head: bool = True) -> Weights:
-        """Return the metadata of the model before it is converted."""
         if name := self._known(model):
             architecture = ESM_1B if name == ESM_1B_NAME else ESM_1V
             sizes = Sizes(architecture, *SHAPE_OF_ESM_1)

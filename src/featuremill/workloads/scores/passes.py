@@ -82,7 +82,6 @@ class Work(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The names of the variants."""
         if self.options.variants != "all":
             return self.listed
         old, new = self.letters.decode(), self.letters_S.tobytes().decode()
@@ -91,7 +90,6 @@ class Work(NamedTuple):
 
     @property
     def num_variants(self) -> int:
-        """The number of variants."""
         return len(self.bounds) - 1
 
     @property
@@ -279,7 +277,6 @@ def entropies(rows_L: Numbers) -> Numbers:
 
 
 def tokens_of(letters: bytes) -> Tokens:
-    """Return the token of each letter."""
     return tokenize(letters, (0, len(letters)))[1:-1]
 
 

@@ -115,7 +115,6 @@ def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
 
 
 def refuse_missing(model: str) -> None:
-    """Raise UserError if a network of `model` is missing, or is a folder of another network."""
     for member in members(model):
         if _sources(member) is of_esmc:
             of_esmc.refuse_missing(member, LAYOUT)
@@ -124,7 +123,6 @@ def refuse_missing(model: str) -> None:
 
 
 def locate(model: str) -> Checkpoint:
-    """Return the checkpoint of `model`, which may not be downloaded yet."""
     checkpoints: list[Checkpoint] = [_sources(member).locate(member) for member in members(model)]
     first, *others = checkpoints
     if not others:
@@ -142,7 +140,6 @@ def locate(model: str) -> Checkpoint:
 
 
 def convert(source: Checkpoint, path: Path) -> Converted:
-    """Write the weights of `source` with the language-model head to `path`."""
     if not source.others:
         model = source.name if source.kind == "published" else str(source.path)
         converted: Converted = _sources(model).convert(source, path, has_head=True)
@@ -160,7 +157,6 @@ def convert(source: Checkpoint, path: Path) -> Converted:
 
 
 def weights_ahead(model: str) -> Weights:
-    """Return the metadata of `model` before it is converted."""
     networks = [_weights_ahead(member) for member in members(model)]
     if len(networks) == 1:
         return networks[0]
@@ -202,7 +198,6 @@ def _refuse_unlike(networks: Sequence[Any]) -> None:
 
 
 def _refuse_twice(converted: Sequence[Converted]) -> None:
-    """Raise UserError if two networks have the same weights."""
     known: dict[str, str] = {}
     for each in converted:
         if each.sha256 in known:

@@ -23,7 +23,6 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Raise UserError if the values have no measured scores."""
         import pyarrow as pa
 
         from featuremill.workloads.scores.agreement import measured_of
@@ -43,7 +42,6 @@ class Writer:
         self._table = TsvWriter(self._file, self._schema.names)
 
     def write(self, block: pa.Table) -> None:
-        """Append the rows of a block's records."""
         import pyarrow as pa
 
         from featuremill.workloads.scores.agreement import agreements
@@ -56,5 +54,4 @@ class Writer:
         self._table.columns(pa.Table.from_pylist(rows, self._schema).columns)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -34,7 +34,6 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Raise UserError if the values lack the column."""
         there = [name for name in values.names if name == cls.COLUMN]
         need(there, cls.OUTPUT, f"a column {cls.COLUMN}")
 
@@ -46,7 +45,6 @@ class Writer:
         self._table = TsvWriter(self._file, ["id", *(field.name for field in struct)])
 
     def write(self, block: pa.Table) -> None:
-        """Append the rows of a block's records."""
         import pyarrow.compute as pc
 
         lists = block[self.COLUMN].combine_chunks()
@@ -55,5 +53,4 @@ class Writer:
         self._table.columns([ids, *(pc.struct_field(rows, field.name) for field in rows.type)])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -96,8 +96,6 @@ class Substitution(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A variant in a row of a table."""
-
     text: str
     variant: str = ""
     """The variant in the notation of payloads, or "" if there is a reason."""
