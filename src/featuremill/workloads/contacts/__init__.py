@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from featuremill.workload.figures import Figure
     from featuremill.workloads.contacts.attention import Observer
     from featuremill.workloads.contacts.columns import Attention
-    from featuremill.workloads.esm2.architecture import Architecture
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.transfer import Transfer
@@ -71,7 +70,6 @@ class Model(NamedTuple):
     observer: Observer
     options: Options
     backend: str
-    """The names of the compute backends, for the receipt."""
 
 
 class Batch(NamedTuple):
@@ -103,14 +101,9 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             fewer positions than the options need.
     """
     if ESM_1.takes(options.model):
-        _refuse_beyond_positions(options, ESM_1V)
+        refuse_beyond_positions(ESM_1V, options.long == "full", options.max_residues, "truncate")
     stream: Iterator[Record] = esm2.records(inputs, options.of_esm2)
     return _marked(stream, options.attention_of) if options.attention_of else stream
-
-
-def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
-    is_whole = options.long == "full"
-    refuse_beyond_positions(architecture, is_whole, options.max_residues, "truncate")
 
 
 def _marked(stream: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
@@ -166,7 +159,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
     """
     assert weights is not None
     architecture = sizes_of(weights.metadata).architecture
-    _refuse_beyond_positions(options, architecture)
+    refuse_beyond_positions(architecture, options.long == "full", options.max_residues, "truncate")
     has_none = weights.metadata.get(CHECKPOINTS.HAS_REGRESSION) == "no"
     if has_none and options.needs_regression and not options.regression:
         why = " (none was published for ESM-1v)" * (architecture is ESM_1V)

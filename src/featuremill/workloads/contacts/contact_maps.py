@@ -11,7 +11,7 @@ import pyarrow as pa
 from featuremill.kit.text import clipped, counted
 from featuremill.workload.figures import Figure, drawn, values
 from featuremill.workloads.contacts.columns import PAIRS
-from featuremill.workloads.scores.first_proteins import figures_of
+from featuremill.workloads.scores.heat_maps import figures_of
 
 MOST_PAIRS = 3000
 """The largest number of pairs in a map, so that the page is small."""
@@ -29,7 +29,6 @@ class Protein(NamedTuple):
 
     id: str
     length: int
-    """In residues."""
     pairs: Sequence[dict[str, Any]]
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from featuremill.kit.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workload import weights as conversion
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (
     BYTES_ARE_LENGTHS,
     COST_UNIT,
@@ -39,7 +42,6 @@ from featuremill.workloads.esm2 import (
     with_options,
 )
 from featuremill.workloads.esmc import sources as CHECKPOINTS
-from featuremill.workloads.esmc.options import Options
 
 if TYPE_CHECKING:
     from featuremill.workload import Device
@@ -81,6 +83,18 @@ __all__ = [
 ]
 
 VERSION = "1"
+
+
+class Options(esm2.Options):
+    """The network, the features to compute, and how."""
+
+    model: str = "esmc_300m"
+    """The network: `esmc_300m`, `esmc_600m` or `esmc_6b` (in Hugging Face's cache, after `hf
+    download biohub/ESMC-300M` and the like), the name of another ESM C in that cache, or the path
+    of weights of this architecture: the folder of a model from Hugging Face, a `.safetensors`, or
+    the `.pth` of the package esm."""
+    max_residues: int = Field(default=2046, ge=1)
+    """Residues that the network sees at once; ESM C was trained with up to 2046."""
 
 
 def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights:

@@ -23,7 +23,7 @@ from featuremill.workloads.esm2.folder import ROTARY_BASE
 from featuremill.workloads.esm2.layout import FREQUENCIES, Entry
 from featuremill.workloads.esm2.readers import open_checkpoint, refusal
 from featuremill.workloads.esmc import layout
-from featuremill.workloads.esmc.folder import ESM_C, facts_of
+from featuremill.workloads.esmc.layout import ESM_C, facts_of
 
 PREFIX = "esmc."
 """The prefix of the encoder's keys in a checkpoint with a head."""

@@ -22,9 +22,9 @@ from featuremill.workload.hugging_face import (
     place_of,
 )
 from featuremill.workload.weights import converted
+from featuremill.workloads import esm2
 from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
-from featuremill.workloads.esmc.folder import facts_of
-from featuremill.workloads.esmc.options import Options
+from featuremill.workloads.esmc.layout import facts_of
 
 __all__ = ["NAMES", "header", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
@@ -127,7 +127,7 @@ def _path_of(model: str) -> Path:
 
 
 def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted:
-    refuse_without_packages(Options)
+    refuse_without_packages(esm2.Options)
     if not source.path.exists():
         _refuse_missing(source.name, source.path)
     from featuremill.workloads.esm2 import conversion

@@ -45,7 +45,6 @@ class Genes(NamedTuple):
     medians: npt.NDArray[np.float64]
     """The median of each token; NaN if it has none."""
     names: dict[int, str]
-    """The gene of each token."""
     most: int
     """The largest number of genes of a cell; the others are cut off."""
     chosen: tuple[int, ...] | None

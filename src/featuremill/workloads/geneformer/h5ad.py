@@ -38,7 +38,6 @@ class Block(NamedTuple):
     """Consecutive cells."""
 
     first: int
-    """The number of the first cell, from 0."""
     names: list[str]
     edges: npt.NDArray[np.int64]
     """The start of each cell's counts in `values`, and the end of the last."""
@@ -157,7 +156,6 @@ class Cells:
 
 
 _NOTHING = tuple(np.empty(0, kind) for kind in (np.int32, np.int32, np.int8))
-"""A matrix without numbers."""
 
 
 @contextmanager

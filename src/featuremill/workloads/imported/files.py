@@ -31,7 +31,6 @@ class Published(NamedTuple):
     vector_of: Callable[[Any], Vector]
     """Returns the vector of a key."""
     about: str = ""
-    """A description of the vectors."""
 
 
 class Lot(NamedTuple):
@@ -42,7 +41,6 @@ class Lot(NamedTuple):
     table: pa.Table
     """The sha256 of the payload, and the vector, of each distinct sequence."""
     num_without: int
-    """The number of proteins without a vector."""
 
 
 def read(source: Path, layer: int | None) -> Published:

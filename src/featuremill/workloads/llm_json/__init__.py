@@ -93,7 +93,6 @@ class Model(NamedTuple):
     options: Options
     columns: pa.Schema
     backend: str
-    """The name of the compute backend, for the receipt."""
 
 
 class Row(NamedTuple):

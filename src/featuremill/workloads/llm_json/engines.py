@@ -43,7 +43,6 @@ LEAST_COMMON = 16
 class Request(NamedTuple):
     tokens: list[int]
     sha256: bytes
-    """The digest of the payload."""
 
 
 @dataclass
@@ -51,7 +50,6 @@ class _Row:
     """A prompt whose reply is incomplete."""
 
     number: int
-    """The index of the request."""
     request: Request
     matcher: LLMatcher
     chosen: list[int] = field(default_factory=list)

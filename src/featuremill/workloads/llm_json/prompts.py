@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 ROW = "row"
 """The variable with all columns, also those whose names are no variables."""
 RANDOM = ("random", "lipsum")
-"""Functions of Jinja with random results."""
 OBJECT = re.compile(r" at 0x[0-9a-f]+(>|&gt;)", re.IGNORECASE)
 """The end of the text of a Python object such as a method: its address, which differs between
 processes."""

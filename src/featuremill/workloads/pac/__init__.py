@@ -54,7 +54,6 @@ class Model(NamedTuple):
     options: Options
     devices: list[torch.device]
     backend: str
-    """The name of the compute backend, for the receipt."""
 
 
 class Prepared(NamedTuple):

@@ -58,7 +58,6 @@ class Phases(NamedTuple):
     """The bin of each run, as phase band × K + bin; P × K between the end of a band and the start
     of the next."""
     count_PK: Tensor
-    """The number of samples in each bin."""
 
     def to(self, device: torch.device) -> Phases:
         return Phases(*(each.to(device) for each in self))

@@ -29,7 +29,6 @@ class Header(NamedTuple):
     labels: list[str]
     """The labels of the channels without annotations, in the order of the file."""
     rates_hz: list[float]
-    """The sampling rates of these channels, in Hz."""
     gap: Gap | None
 
 

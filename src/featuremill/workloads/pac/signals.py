@@ -81,7 +81,6 @@ class Recording(NamedTuple):
     num_epochs: int = 1
     """The number of epochs, such as trials, of `num_samples` each."""
     bad: frozenset[str] = frozenset()
-    """Channels that are marked as bad."""
     spans: Sequence[Span] = ()
 
 

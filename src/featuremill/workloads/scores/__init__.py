@@ -58,9 +58,7 @@ class Model(NamedTuple):
     networks: Networks
     options: Options
     batch_tokens: int
-    """Tokens of a pack."""
     backend: str
-    """The names of the compute backends, for the receipt."""
 
 
 class Batch(NamedTuple):
@@ -130,7 +128,7 @@ def _pack_tokens(options: Options, device: Device) -> int:
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the proteins of `inputs` with their variants; truncated proteins have a note."""
-    if sources.is_esm_1(options.model):
+    if sources.reader_of(options.model) is kin.ESM_1:
         _refuse_beyond_positions(options, ESM_1V)
     return listed.records(inputs, options)
 

@@ -27,6 +27,7 @@ from featuremill.workloads.encoder.structures import NOT_KNOWN
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import edits, sources, tables, variants
 from featuremill.workloads.scores.edits import Change
+from featuremill.workloads.scores.kin import SAPROT
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.tables import Cell
 from featuremill.workloads.scores.variants import Row, WrongError, letters_of
@@ -113,7 +114,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         UserError: the options have structures, and the network reads none.
     """
     options = tables.with_columns(options)
-    is_saprot = sources.is_saprot(options.model)
+    is_saprot = sources.reader_of(options.model) is SAPROT
     if options.structures and not is_saprot:
         raise UserError(
             "options.structures: this network reads no letters of structure; leave structures out, "
@@ -139,7 +140,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 def _read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the proteins of `inputs`; for SaProt, residues and 3Di letters may alternate."""
-    read = structures.pairs if sources.is_saprot(options.model) else readers.proteins
+    read = structures.pairs if sources.reader_of(options.model) is SAPROT else readers.proteins
     return read(inputs, options)
 
 
@@ -178,7 +179,7 @@ def _from_tables(inputs: Sequence[Path], options: Options) -> Iterator[ProteinCe
                 f"{path}: variants: listed needs a table of variants; set variants_file under "
                 "options, or give a table with a column of variants."
             )
-    is_saprot = sources.is_saprot(options.model)
+    is_saprot = sources.reader_of(options.model) is SAPROT
     make = letters.maker(structures.clean_pairs) if is_saprot else residues.protein
     for path in inputs:
         names = names_in_table(path, "variants")

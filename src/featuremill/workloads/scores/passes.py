@@ -54,7 +54,6 @@ class Work(NamedTuple):
     mutant with one residue masked."""
 
     letters: bytes
-    """The residues that are computed."""
     options: Options
     listed: list[str]
     """The names of the listed variants; empty if all are scored."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "Writer"]
 VARIANTS = "variants"
-"""The workload's column of variants."""
 OF_SCORES = re.compile(r"variants|positions|log_probabilities\w*|(pseudo|one_pass)_\w+")
 """Matches the columns of the workload scores."""
 FORMAT = Format(

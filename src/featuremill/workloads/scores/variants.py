@@ -101,7 +101,6 @@ class Row(NamedTuple):
     """The variant in the notation of payloads, or "" if there is a reason."""
     reason: str = ""
     others: tuple[str | None, ...] = ()
-    """The values of the copied columns."""
 
 
 class WrongError(Exception):
