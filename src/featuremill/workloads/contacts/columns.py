@@ -103,23 +103,13 @@ def pairs_of(map_LL: Map, options: Options) -> tuple[Any, Any, Any]:
 
 def _pairs(proteins: Sequence[bytes], maps: Sequence[Map], options: Options) -> pa.Array:
     pairs = [pairs_of(map_LL, options) for map_LL in maps]
-    letters = [np.frombuffer(protein, "S1").astype("U1") for protein in proteins]
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    columns = [
-        *(numbers((np.concatenate(side) + 1).astype(np.int32)) for side in sides),
-        *(
-            pa.array(
-                [
-                    str(letter)
-                    for some, at in zip(letters, side, strict=True)
-                    for letter in some[at]
-                ],
-                pa.string(),
-            )
-            for side in sides
-        ),
-        numbers(np.concatenate([pair[2] for pair in pairs])),
-    ]
+    columns = [numbers((np.concatenate(side) + 1).astype(np.int32)) for side in sides]
+    for side in sides:
+        residues = zip(proteins, side, strict=True)
+        letters = [np.frombuffer(protein, np.uint8)[at].tobytes() for protein, at in residues]
+        columns.append(pa.array(list(b"".join(letters).decode()), pa.string()))
+    columns.append(numbers(np.concatenate([pair[2] for pair in pairs])))
     rows = pa.StructArray.from_arrays(columns, fields=list(PAIR))
     return lists(rows, [len(pair[0]) for pair in pairs])
 

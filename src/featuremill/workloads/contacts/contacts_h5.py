@@ -34,8 +34,8 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        there = [name for name in values.names if name == cls.COLUMN]
-        need(there, cls.__module__.rpartition(".")[2], cls.NEEDS)
+        columns = [name for name in values.names if name == cls.COLUMN]
+        need(columns, cls.__module__.rpartition(".")[2], cls.NEEDS)
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.hdf5 import DatasetFile

@@ -49,6 +49,7 @@ __all__ = [
     "nearest",
     "published",
     "read",
+    "refuse_absent",
     "refuse_missing",
     "stem_of",
     "write",
@@ -135,20 +136,21 @@ def nearest(model: str, names: Sequence[str]) -> str:
     return written[near[0]] if near else ""
 
 
-def refuse_missing(model: str) -> None:
+def refuse_missing(model: str, kind: Kind = ESM2) -> None:
     """Raise UserError if `model` is the path of a checkpoint that does not exist, or a folder of
-    another network."""
+    another kind of network."""
     if _known(model):
         return
     path = place_of(model)
     if path.is_dir():
         checkpoint_files(path)
-        facts_of(path)
+        facts_of(path, kind)
     elif not path.is_file():
-        _refuse_missing(model, path)
+        refuse_absent(model, path)
 
 
-def _refuse_missing(model: str, path: Path) -> None:
+def refuse_absent(model: str, path: Path) -> None:
+    """Raise UserError for the `path` of `model`, which is no file; say how to get the model."""
     is_meant = model.startswith(f"{OWNER}esm2")
     near = nearest(path.name, list(PUBLISHED)) if is_meant else ""
     if name := path.name if path.name in PUBLISHED else near:

@@ -12,18 +12,16 @@ import zipfile
 from pathlib import Path
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.files import refuse_unreadable
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
-    how_to_get,
     place_of,
 )
 from featuremill.workload.weights import converted
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
+from featuremill.workloads.esm2.sources import looks_like_path, nearest, refuse_absent, stem_of
 from featuremill.workloads.esmc.layout import facts_of
 
 __all__ = ["NAMES", "header", "refuse_missing", "takes"]
@@ -104,9 +102,7 @@ def _refuse_missing(model: str, path: Path) -> None:
             f"or on a machine with a network: hf download {NAMES[model]} --local-dir {model}, and "
             "set model: to that folder."
         )
-    if remedy := how_to_get(model):
-        raise UserError(f"{model}: there is no such file or folder; {remedy}.")
-    refuse_unreadable(path)
+    refuse_absent(model, path)
 
 
 def locate(model: str) -> Checkpoint:

@@ -279,14 +279,14 @@ def run(model: Model, batch: Batch) -> Result:
         values.append([])
         own: list[Tensor] = []
         for group in unit:
-            here = group.each_to(model.network.device)
-            hidden = model.network.hidden_states(here.tokens_BT, here.is_token_BT, options.layers)
-            values[-1].append(padding.values_of(here, hidden, options))
+            sent = group.each_to(model.network.device)
+            hidden = model.network.hidden_states(sent.tokens_BT, sent.is_token_BT, options.layers)
+            values[-1].append(padding.values_of(sent, hidden, options))
             if batch.perturbed:
                 cell, perturbed = batch.cells[number], batch.perturbed[number]
                 values[-1][-1] += _gene_cosines(model, own, hidden, group.places, cell, perturbed)
             elif model.options.gene_vectors:
-                values[-1][-1] += _vectors_of_genes(model, here, hidden)
+                values[-1][-1] += _vectors_of_genes(model, sent, hidden)
     return Result(values, batch)
 
 
@@ -319,7 +319,11 @@ def _vectors(model: Model, result: Result) -> pa.RecordBatch:
     of_batch = columns.batch(of_cells, ones, pooled)
     if not model.options.gene_vectors:
         return of_batch
-    genes_of_cells = [_delivered(model, cell) for cell in result.batch.cells]
+    chosen = model.genes.chosen
+    genes_of_cells = [
+        (cell.tokens if chosen is None else cell.tokens[np.isin(cell.tokens, chosen)]).tolist()
+        for cell in result.batch.cells
+    ]
     counts = [len(tokens) for tokens in genes_of_cells]
     indices = np.concatenate([group.places for group in unit])
     order = np.argsort(np.repeat(indices, np.take(counts, indices)), kind="stable")
@@ -330,13 +334,6 @@ def _vectors(model: Model, result: Result) -> pa.RecordBatch:
     ]
     arrays = [*of_batch.columns, pa.array(names, pa.list_(pa.string())), *of_genes]
     return pa.RecordBatch.from_arrays(arrays, schema=model.columns)
-
-
-def _delivered(model: Model, cell: cells.Cell) -> list[int]:
-    """Return the tokens of the cell's genes whose vectors are delivered, in the cell's order."""
-    chosen = cell.tokens if model.genes.chosen is None else model.genes.chosen
-    tokens: list[int] = cell.tokens[np.isin(cell.tokens, chosen)].tolist()
-    return tokens
 
 
 def _vectors_of_genes(model: Model, group: Group, hidden: Mapping[int, Tensor]) -> list[Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 from featuremill.kit.errors import UserError
 from featuremill.workload.arrays import vectors
 from featuremill.workload.outputs import Format, Target, need
-from featuremill.workloads.geneformer.perturbations import GENES, write_table
+from featuremill.workloads.geneformer.perturbations import GENES, numbers_of, write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,8 +59,7 @@ class Writer:
 
         texts = pc.list_flatten(block[GENES].combine_chunks()).dictionary_encode()
         known = self._numbers
-        codes = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
-        genes = np.array(codes, np.int64)[texts.indices.to_numpy()]
+        genes = numbers_of(known, texts)
         more = len(known) - len(self._cells)
         self._cells = np.pad(self._cells, (0, more)) + np.bincount(genes, minlength=len(known))
         for column, name in enumerate(self._columns):

@@ -16,7 +16,12 @@ import numpy as np
 from featuremill.workload.outputs import Target, need
 from featuremill.workloads.geneformer.gene_statistics import described
 from featuremill.workloads.geneformer.perturbations import FORMAT as LONG_TABLE
-from featuremill.workloads.geneformer.perturbations import GENE_SHIFTS, GENES, write_table
+from featuremill.workloads.geneformer.perturbations import (
+    GENE_SHIFTS,
+    GENES,
+    numbers_of,
+    write_table,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +63,7 @@ class Writer:
         rows = pc.list_parent_indices(shifts).to_numpy()
         shifts = pc.list_flatten(shifts)
         names = block[GENES].combine_chunks()
-        genes = _numbers(self._affected, pc.list_flatten(names).dictionary_encode())
+        genes = numbers_of(self._affected, pc.list_flatten(names).dictionary_encode())
         kinds, perturbed = (pc.struct_field(shifts, name).to_pylist() for name in ("kind", "gene"))
         numbers = np.array(
             [
@@ -108,12 +113,6 @@ class Writer:
         together = np.bincount(inverse, counts * means, num) / totals
         squares = squares + counts * (means - together[inverse]) ** 2
         self._sums = np.stack([totals, together, np.bincount(inverse, squares, num)])
-
-
-def _numbers(known: dict[str, int], texts: Any) -> Any:
-    """Return the number of each of the dictionary-encoded `texts`; number those that are new."""
-    numbers = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
-    return np.array(numbers, np.int64)[texts.indices.to_numpy()]
 
 
 def _ranks(texts: Any) -> Any:

@@ -62,8 +62,8 @@ class Writer:
         self._sums = np.pad(self._sums, ((0, 0), (0, more)))
         values = rows[self._value].to_numpy()
         is_there = ~np.isnan(values)
-        here = _sums(values[is_there], inverse[is_there], len(present))
-        self._sums[:, indices] = _together(self._sums[:, indices], here)
+        added = _sums(values[is_there], inverse[is_there], len(present))
+        self._sums[:, indices] = _together(self._sums[:, indices], added)
 
     def close(self) -> None:
         import pyarrow as pa

@@ -67,10 +67,10 @@ class Cells:
         for name in ("obs", frame, matrix):
             if name not in file:
                 layers = [f"layers/{layer}" for layer in file.get("layers", ())]
-                there = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
+                matrices = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
                 raise UserError(
                     f"{self._path}: there is no {name} in it; set counts under options to where "
-                    f"the counts are ({there or 'it has no matrix'})."
+                    f"the counts are ({matrices or 'it has no matrix'})."
                 )
         return file[matrix], file[frame]
 
@@ -119,8 +119,8 @@ class Cells:
         while first < last:
             end = int(np.searchsorted(edges, edges[first] + BLOCK_VALUES, side="right")) - 1
             end = min(max(end, first + 1), last)
-            here = slice(edges[first], edges[end])
-            columns, values = (self._matrix[name][here] for name in ("indices", "data"))
+            part = slice(edges[first], edges[end])
+            columns, values = (self._matrix[name][part] for name in ("indices", "data"))
             yield first, edges[first : end + 1] - edges[first], columns, values
             first = end
 
@@ -132,8 +132,8 @@ class Cells:
         for first in range(0, num_cells, size):
             kept = [_NOTHING]
             for start in range(0, int(edges[-1]), BLOCK_VALUES):
-                here = slice(start, min(start + BLOCK_VALUES, int(edges[-1])))
-                rows, values = (self._matrix[name][here] for name in ("indices", "data"))
+                part = slice(start, min(start + BLOCK_VALUES, int(edges[-1])))
+                rows, values = (self._matrix[name][part] for name in ("indices", "data"))
                 if not 0 <= rows.min() <= rows.max() < num_cells:
                     raise ValueError(f"{self._counts} names a cell that is not there")
                 inside = np.flatnonzero((rows >= first) & (rows < first + size))

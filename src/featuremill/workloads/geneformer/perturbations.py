@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from featuremill.workload.outputs import Format, Target, need
 
@@ -92,3 +92,11 @@ def write_table(table: pa.Table, target: Target) -> None:
     metadata = {"featuremill": json.dumps(target.provenance, sort_keys=True)}
     table = table.replace_schema_metadata(metadata)
     pyarrow.parquet.write_table(table, target.path, compression="zstd")
+
+
+def numbers_of(known: dict[str, int], texts: Any) -> Any:
+    """Return the number of each of the dictionary-encoded `texts`; number those that are new."""
+    import numpy as np
+
+    numbers = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
+    return np.array(numbers, np.int64)[texts.indices.to_numpy()]

@@ -63,7 +63,7 @@ def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
     """
     wanted, num_without = _wanted(published.keys, source, fasta)
     first: Vector | None = None
-    held: dict[bytes, Vector] = {}
+    vectors: dict[bytes, Vector] = {}
     for sha256, (key, id) in wanted.items():
         vector = published.vector_of(key)
         first = vector if first is None else first
@@ -75,12 +75,12 @@ def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
         if not len(vector) or not np.isfinite(vector).all():
             problem = f"is not finite in {vector.dtype}" if len(vector) else "has no numbers"
             raise UserError(f"{source}: the vector of {id} {problem}; leave it out.")
-        if len(held) == ROWS_AT_ONCE:
-            yield Lot(first, _table(held), num_without)
-            held = {}
-        held[sha256] = vector
+        if len(vectors) == ROWS_AT_ONCE:
+            yield Lot(first, _table(vectors), num_without)
+            vectors = {}
+        vectors[sha256] = vector
     if first is not None:
-        yield Lot(first, _table(held), num_without)
+        yield Lot(first, _table(vectors), num_without)
 
 
 def _wanted(
@@ -111,11 +111,10 @@ def _wanted(
     return wanted, num_without
 
 
-def _table(held: dict[bytes, Vector]) -> pa.Table:
-    vectors = list(held.values())
-    flat = pa.array(np.concatenate(vectors))
-    values = pa.FixedSizeListArray.from_arrays(flat, len(vectors[0]))
-    return pa.table([pa.array(held, pa.binary(32)), values], ["sha256", "imported"])
+def _table(vectors: dict[bytes, Vector]) -> pa.Table:
+    flat = pa.array(np.concatenate(list(vectors.values())))
+    values = pa.FixedSizeListArray.from_arrays(flat, len(flat) // len(vectors))
+    return pa.table([pa.array(vectors, pa.binary(32)), values], ["sha256", "imported"])
 
 
 def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:

@@ -166,23 +166,23 @@ def estimate_mb(size: Size, options: Options, device: Device) -> int:
     number_bytes = NUMBER_BYTES[options.dtype]
     process_mb = CUDA_PROCESS_MB if is_cuda else CPU_PROCESS_MB
     share = options.share_of_layers(device.kind, size.layers)
-    held = weights_bytes(size, options)
-    held -= round((1 - share) * size.num_product_numbers * number_bytes)
+    num_bytes = weights_bytes(size, options)
+    num_bytes -= round((1 - share) * size.num_product_numbers * number_bytes)
     if not is_cuda and size.file_number_bytes != number_bytes:
-        held += size.file_bytes  # pages of the memory-mapped file count as well
+        num_bytes += size.file_bytes  # pages of the memory-mapped file count as well
     token_bytes = round(share * size.token_bytes(number_bytes))
     row = token_bytes * options.context
-    alone = held + row + _working_bytes(size, 1, options.context, number_bytes)
+    alone = num_bytes + row + _working_bytes(size, 1, options.context, number_bytes)
     if options.engine == "vllm":
         return round((SLACK * alone / 2**20 + process_mb) / SHARE_OF_VLLM)
     rows = options.batch_rows or (MOST_ROWS if is_cuda else ROWS_ON_CPU)
     if is_cuda and not options.batch_rows and device.memory_mb:
-        free = (device.memory_mb - process_mb) * 2**20 - held
+        free = (device.memory_mb - process_mb) * 2**20 - num_bytes
         rows = rows_within(free, token_bytes, options.context)
     # A prompt is computed outside of the slots, and then copied into one.
     rows_held = rows if options.batch_rows == 1 else rows + 1
     working = _working_bytes(size, rows, options.context, number_bytes)
-    return round(SLACK * (held + rows_held * row + working) / 2**20) + process_mb
+    return round(SLACK * (num_bytes + rows_held * row + working) / 2**20) + process_mb
 
 
 def _working_bytes(size: Size, rows: int, context: int, number_bytes: int) -> int:

@@ -96,6 +96,9 @@ def _variables(tree: Tree, functions: set[str], path: str) -> frozenset[str]:
     unless it is called."""
     from jinja2 import meta, nodes
 
+    def is_name(node: Node, name: str) -> bool:
+        return isinstance(node, nodes.Name) and node.name == name and node.ctx == "load"
+
     if any(True for _ in meta.find_referenced_templates(tree)):
         raise UserError(
             f"options.prompt: {path}: it includes another file, and only this one is read; put "
@@ -104,9 +107,11 @@ def _variables(tree: Tree, functions: set[str], path: str) -> frozenset[str]:
     names = meta.find_undeclared_variables(tree)
     # `self.body()` calls a block of the template; Jinja does not list `self` as undeclared.
     called = {id(call.node) for call in tree.find_all(nodes.Call)}
-    called |= {id(block.node) for block in tree.find_all(nodes.Getattr) if _is(block.node, "self")}
+    called |= {
+        id(block.node) for block in tree.find_all(nodes.Getattr) if is_name(block.node, "self")
+    }
     for name in (functions & names) | {"self"}:
-        uses = {id(each) in called for each in tree.find_all(nodes.Name) if _is(each, name)}
+        uses = {id(each) in called for each in tree.find_all(nodes.Name) if is_name(each, name)}
         if uses == {True}:
             names.discard(name)
         elif True in uses or (uses and name not in names):
@@ -115,12 +120,6 @@ def _variables(tree: Tree, functions: set[str], path: str) -> frozenset[str]:
                 f'{{{{ row["{name}"] }}}} for the column of that name.'
             )
     return frozenset(names)
-
-
-def _is(node: Node, name: str) -> bool:
-    from jinja2 import nodes
-
-    return isinstance(node, nodes.Name) and node.name == name and node.ctx == "load"
 
 
 def _of_row(tree: Tree, variables: frozenset[str], path: str) -> list[str]:

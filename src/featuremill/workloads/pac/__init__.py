@@ -116,20 +116,21 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Prepared | str]:
     """Return each record on the host, or the reason why it cannot be computed."""
-    return [_prepared(payload, model.options) for payload in payloads]
-
-
-def _prepared(payload: bytes, options: Options) -> Prepared | str:
     from featuremill.workloads.pac.coupling import offsets
 
-    signal = signal_of(payload)
-    samples_T = signal.samples_T
-    if num_bad := int(np.count_nonzero(~np.isfinite(samples_T))):
-        return BROKEN.reason(f"{num_bad:,} of {len(samples_T):,}")
-    if samples_T.min() == samples_T.max():
-        return FLAT.reason(f"all of {len(samples_T):,} samples are {samples_T[0]:g}")
-    shifts = offsets(payload, options.seed, len(samples_T), options.permutations)
-    return Prepared(signal, shifts)
+    options, records = model.options, list[Prepared | str]()
+    for payload in payloads:
+        signal = signal_of(payload)
+        samples_T = signal.samples_T
+        if num_bad := int(np.count_nonzero(~np.isfinite(samples_T))):
+            records.append(BROKEN.reason(f"{num_bad:,} of {len(samples_T):,}"))
+        elif samples_T.min() == samples_T.max():
+            detail = f"all of {len(samples_T):,} samples are {samples_T[0]:g}"
+            records.append(FLAT.reason(detail))
+        else:
+            shifts = offsets(payload, options.seed, len(samples_T), options.permutations)
+            records.append(Prepared(signal, shifts))
+    return records
 
 
 def run(model: Model, batch: list[Prepared | str]) -> list[Coupling | str]:

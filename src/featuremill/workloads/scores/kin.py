@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.files import refuse_unreadable
 from featuremill.workload import Checkpoint, Converted, Weights
 from featuremill.workload.hugging_face import (
     CONFIG,
-    checkpoint_files,
-    how_to_get,
     is_name,
     place_of,
 )
 from featuremill.workloads.esm2 import kin
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_1B, ESM_1V, Architecture, Sizes
-from featuremill.workloads.esm2.folder import Kind, facts_of
+from featuremill.workloads.esm2.folder import Kind
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.esmc.sources import header
 
@@ -100,16 +97,8 @@ class Kin(NamedTuple):
             )
 
     def refuse_missing(self, model: str) -> None:
-        if self._known(model):
-            return
-        path = place_of(model)
-        if path.is_dir():
-            checkpoint_files(path)
-            facts_of(path, self.kind)
-        elif not path.is_file():
-            if remedy := how_to_get(model):
-                raise UserError(f"{model}: there is no such file or folder; {remedy}.")
-            refuse_unreadable(path)
+        if not self._known(model):
+            of_esm2.refuse_missing(model, self.kind)
 
     def locate(self, model: str) -> Checkpoint:
         if name := self._known(model):

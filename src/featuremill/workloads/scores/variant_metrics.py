@@ -27,8 +27,8 @@ class Writer:
 
         from featuremill.workloads.scores.agreement import measured_of
 
-        there = VARIANTS in values.names
-        struct = values.field(VARIANTS).type.value_type if there else pa.struct([])
+        is_known = VARIANTS in values.names
+        struct = values.field(VARIANTS).type.value_type if is_known else pa.struct([])
         need([name for name in measured_of(struct) if name], "variant_metrics", WHAT)
 
     def __init__(self, target: Target) -> None:

@@ -33,8 +33,8 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        there = [name for name in values.names if name == cls.COLUMN]
-        need(there, cls.OUTPUT, f"a column {cls.COLUMN}")
+        columns = [name for name in values.names if name == cls.COLUMN]
+        need(columns, cls.OUTPUT, f"a column {cls.COLUMN}")
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.tsv import TsvWriter
