@@ -1,7 +1,7 @@
-"""The workload `contacts`: contacts of proteins from the attention of ESM-2 or ESM-1b, with the
-regression of its authors.
+"""The workload `contacts`: contacts of proteins from the attention of ESM-2 or ESM-1b.
 
-The workload esm2 computes the network. This package reads its attention.
+The workload esm2 computes the network. This package reads its attention, and computes contacts with
+the regression of ESM's authors.
 """
 
 from __future__ import annotations

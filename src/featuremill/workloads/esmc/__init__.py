@@ -1,5 +1,4 @@
-"""The workload `esmc`: representations of proteins by chosen layers of an ESM C, pooled or per
-residue.
+"""The workload `esmc`: representations of proteins by layers of ESM C, pooled or per residue.
 
 The workload esm2 computes the network. This package has what differs: checkpoints and defaults.
 """

@@ -1,5 +1,4 @@
-"""The workload `geneformer`: vectors of cells, and the change of their direction when genes are
-perturbed.
+"""The workload `geneformer`: vectors of cells, and their change when genes are perturbed.
 
 Geneformer is a BERT whose tokens are the genes of a cell in the order of their expression. The
 workload encoder computes the network. This package converts cells to tokens, perturbs these, and

@@ -1,8 +1,7 @@
-"""The workload `llm_json`: a language model on this machine answers a question about each row of a
-table, in JSON that is valid against a schema.
+"""The workload `llm_json`: JSON for each row of a table, by a language model on this machine.
 
-A record is a row's prompt. Messages, logs and reasons never contain a prompt or a reply: both may
-be about patients.
+The JSON is valid against a schema. A record is a row's prompt. Messages, logs and reasons never
+contain a prompt or a reply: both may be about patients.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The workload `pac`: phase-amplitude coupling of signals, by Tort's modulation index of pairs of
-bands, with surrogates.
+"""The workload `pac`: phase-amplitude coupling of signals, by Tort's modulation index.
 
-A record is a segment of one channel. Each record is computed by itself, in float64, so its values
-do not depend on the batch. Its permutations are divided among the devices of a lease.
+Indices of pairs of bands are compared with those of surrogates. A record is a segment of one
+channel. Each record is computed by itself, in float64, so its values do not depend on the batch.
+Its permutations are divided among the devices of a lease.
 """
 
 from __future__ import annotations
