@@ -49,7 +49,6 @@ __all__ = [
     "nearest",
     "published",
     "read",
-    "refuse_absent",
     "refuse_missing",
     "stem_of",
     "write",
@@ -146,11 +145,10 @@ def refuse_missing(model: str, kind: Kind = ESM2) -> None:
         checkpoint_files(path)
         facts_of(path, kind)
     elif not path.is_file():
-        refuse_absent(model, path)
+        _refuse_missing(model, path)
 
 
-def refuse_absent(model: str, path: Path) -> None:
-    """Raise UserError for the `path` of `model`, which is no file; say how to get the model."""
+def _refuse_missing(model: str, path: Path) -> None:
     is_meant = model.startswith(f"{OWNER}esm2")
     near = nearest(path.name, list(PUBLISHED)) if is_meant else ""
     if name := path.name if path.name in PUBLISHED else near:

@@ -12,16 +12,18 @@ import zipfile
 from pathlib import Path
 
 from featuremill.kit.errors import UserError
+from featuremill.kit.files import refuse_unreadable
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
+    how_to_get,
     place_of,
 )
 from featuremill.workload.weights import converted
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2.sources import looks_like_path, nearest, refuse_absent, stem_of
+from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
 from featuremill.workloads.esmc.layout import facts_of
 
 __all__ = ["NAMES", "header", "refuse_missing", "takes"]
@@ -102,7 +104,9 @@ def _refuse_missing(model: str, path: Path) -> None:
             f"or on a machine with a network: hf download {NAMES[model]} --local-dir {model}, and "
             "set model: to that folder."
         )
-    refuse_absent(model, path)
+    if remedy := how_to_get(model):
+        raise UserError(f"{model}: there is no such file or folder; {remedy}.")
+    refuse_unreadable(path)
 
 
 def locate(model: str) -> Checkpoint:

@@ -325,41 +325,36 @@ def _of_archive(path: Path) -> Recording:
                 f"{path}: it holds no array called {DATA!r}; save it as numpy.savez(file, "
                 f"{DATA}=samples, {RATE}=1000.0, {CHANNELS}=names)."
             )
-        rate_hz = _number(path, arrays, RATE) if RATE in names else None
+        rate_hz = None
+        if RATE in names:
+            rate_hz = float(_loaded(path, arrays, RATE, "iuf", 0, "one number"))
         channels = _texts(path, arrays, CHANNELS) if CHANNELS in names else None
     return _of_array(path, _mapped(path, f"{DATA}.npy"), rate_hz, channels)
 
 
-def _loaded(path: Path, arrays: Any, name: str) -> Samples:
-    """Return a small array of an .npz without axes of length 1, which arrays of MATLAB have."""
+def _loaded(
+    path: Path, arrays: Any, name: str, kinds: str, most_axes: int, instead: str
+) -> Samples:
+    """Return a small array of an .npz without axes of length 1, which arrays of MATLAB have.
+    `kinds` are codes of NumPy's dtypes; error messages advise to save `instead`."""
     try:
-        array: Samples = arrays[name]
+        array: Samples = arrays[name].squeeze()
     except ValueError:
         raise UserError(
             f"{path}: its array {name!r} has objects of Python in it, as a cell of MATLAB becomes; "
             "save plain numbers, or a list of texts."
         ) from None
-    return array.squeeze()
-
-
-def _number(path: Path, arrays: Any, name: str) -> float:
-    array = _loaded(path, arrays, name)
-    if array.shape or array.dtype.kind not in "iuf":
+    if array.ndim > most_axes or array.dtype.kind not in kinds:
         raise UserError(
             f"{path}: its array {name!r} has the type {array.dtype} and the shape {array.shape}; "
-            "save one number."
+            f"save {instead}."
         )
-    return float(array)
+    return array
 
 
 def _texts(path: Path, arrays: Any, name: str) -> list[str]:
     """Return the texts of an array; those from HDF5 are bytes."""
-    array = _loaded(path, arrays, name)
-    if array.ndim > 1 or array.dtype.kind not in "USiu":
-        raise UserError(
-            f"{path}: its array {name!r} has the type {array.dtype} and the shape {array.shape}; "
-            "save a list of names."
-        )
+    array = _loaded(path, arrays, name, "USiu", 1, "a list of names")
     try:
         return [
             (each.decode() if isinstance(each, bytes) else str(each)).strip()

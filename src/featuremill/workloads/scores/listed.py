@@ -120,10 +120,13 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             "options.structures: this network reads no letters of structure; leave structures out, "
             "or give a SaProt."
         )
-    proteins: Iterator[ProteinCells] = ((record, [], False) for record in _read(inputs, options))
-    if options.variants == "listed":
-        read = _from_file if options.variants_file else _from_tables
-        proteins = read(inputs, options)
+    proteins: Iterator[ProteinCells]
+    if options.variants != "listed":
+        proteins = ((record, [], False) for record in _read(inputs, options))
+    elif options.variants_file:
+        proteins = _from_file(inputs, options)
+    else:
+        proteins = _from_tables(inputs, options)
     if is_saprot:
         proteins = _with_structures(proteins, options)
     is_logged = False
