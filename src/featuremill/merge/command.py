@@ -30,11 +30,10 @@ from featuremill.base.words import counted
 from featuremill.config import products, read_run
 from featuremill.merge import accounts, delivery, samples
 from featuremill.merge.by_shard import collected
-from featuremill.merge.gather import Gatherer
-from featuremill.merge.parallel import in_order
+from featuremill.merge.gather import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.merge.source import InInputOrder, Source
-from featuremill.store import command_line, ours, shared, stored
+from featuremill.store import ours, shared, stored
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove_left, scratch
 from featuremill.store.formats import (
@@ -47,8 +46,8 @@ from featuremill.store.formats import (
     outputs_of,
     sidecar_of,
 )
-from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
-from featuremill.store.plan import Plan, PlannedShard, SharedPart
+from featuremill.store.parts import Part, open_source, refuse_taken
+from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results, enter
 from featuremill.store.row_order import RowOrder, is_by_shard
 from featuremill.store.shared_index import keep_index
@@ -98,10 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
         format_of(name)  # one that is broken is refused while the last results still stand
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
-        raise UserError(
-            f"{folder.plan}: there is no plan yet; make one first "
-            f"({command_line.again(folder.root)})."
-        )
+        raise folder.has_no_plan()
     with run_log.line(folder.root, "merge") as line, waiting_for_others(folder):
         if arguments.partial:
             result = merge_partial(folder, outputs, threads, extra_fields)
@@ -278,9 +274,7 @@ def open_parts(
 
     def opened(source: PlannedShard) -> Part | IntegrityError | None:
         try:
-            if isinstance(source, SharedPart):
-                return open_taken(folder, plan, source, only_look)
-            return open_part(folder, plan, source, only_look)
+            return open_source(folder, plan, source, only_look)
         except IntegrityError as problem:
             return problem
 
@@ -304,8 +298,7 @@ def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Ite
     remove_left(folder.store / "merge")
     with scratch(folder.store / "merge") as scratch_folder:
         names = [source.shard for source in plan.sources]
-        gatherer = Gatherer(folder.records, names, parts, scratch_folder, num_threads)
-        yield InInputOrder(folder, names, gatherer)
+        yield InInputOrder(folder, names, parts, scratch_folder, num_threads)
 
 
 def count(source: Source, plan: Plan, listed: list[Path]) -> Accounts:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import IntegrityError
 from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
-from featuremill.merge.gather import IDENTITY
+from featuremill.merge.gather import IDENTITY, placed_by_shard
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import stored
 from featuremill.store.delivered import IDENTITIES
@@ -116,14 +116,7 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], laid_out: Path) -> N
         shuffle = Shuffle(new / ROWS, COLUMNS, starts)
         read = [name for name in COLUMNS.names if name != "number"]
         for batch in read_records(records, ["shard", *read]):
-            shard = shard_numbers(batch, shards, records)
-            planned = np.flatnonzero(shard >= 0)
-            planned = planned[np.argsort(shard[planned], kind="stable")]
-            shard = shard[planned]
-            numbers = np.bincount(shard, minlength=len(filled))
-            before = np.cumsum(numbers) - numbers
-            where = (filled - before)[shard] + np.arange(len(shard))
-            filled += numbers
+            planned, where = placed_by_shard(shard_numbers(batch, shards, records), filled)
             rows = batch.take(pa.array(planned))
             known = {"number": pa.array(first + planned)}
             arrays = [
