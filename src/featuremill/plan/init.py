@@ -29,8 +29,8 @@ from featuremill.base.tsv import TsvWriter, cell
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
 from featuremill.inputs.samples import is_sheet
-from featuremill.plan import nucleotides
 from featuremill.plan.command import RESERVED
+from featuremill.plan.reading import refuse_nucleotides
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, ours
 from featuremill.store.formats import Kind, format_of, kind_of
@@ -206,7 +206,7 @@ def _look(checked: config.Run) -> Survey:
             f"{survey.lengths.total():,}",
         )
     if survey.tally.is_nucleotides:
-        nucleotides.refuse(list(map(str, paths)), log)
+        refuse_nucleotides(list(map(str, paths)), log)
     return survey
 
 
