@@ -163,8 +163,7 @@ def merge(
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
         ours.discard(folder.partial.root)
-        _write_samples(source, folder, listed[0], folder.root, counts)
-        result = _write(folder, plan, source, outputs, counts, extra_fields)
+        result = _write(folder, plan, source, outputs, counts, extra_fields, listed[0])
     for path in listed:
         delivery.copy(path, folder.root / path.name)
     accounts.write_notes(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
@@ -216,9 +215,8 @@ def merge_partial(
     with gathered(folder, plan, parts, num_threads) as source:
         listed = [source.scratch / name for name in FAILED]
         counts = count(source, plan, listed)
-        _write_samples(source, folder, listed[0], results.root, counts)
-        chosen = [] if is_empty else outputs
-        result = _write(folder, plan, source, chosen, counts, {**extra_fields, "partial": True})
+        chosen, extra_fields = [] if is_empty else outputs, {**extra_fields, "partial": True}
+        result = _write(folder, plan, source, chosen, counts, extra_fields, listed[0])
         for path in listed:
             delivery.copy(path, results.root / path.name)
     ours.write_json(results.delivery, result.content())
@@ -228,16 +226,6 @@ def merge_partial(
     return result
 
 
-def _write_samples(
-    source: Source, folder: Results, failures: Path, to: Path, counts: Accounts
-) -> None:
-    """Write the table of samples of a run that has any, and remove that of an earlier one."""
-    if source.samples:
-        samples.write(source, folder.records, failures, to / SAMPLES, counts)
-    else:
-        ours.discard(to / SAMPLES)
-
-
 def _write(
     folder: Results,
     plan: Plan,
@@ -245,10 +233,16 @@ def _write(
     outputs: list[str],
     counts: Accounts,
     extra_fields: Mapping[str, Any],
+    failures: Path,
 ) -> Delivery:
-    """Write the result files; return the content of their manifest.json."""
+    """Write the result files and the table of samples, if there are any; return the content of
+    their manifest.json."""
     is_partial = bool(extra_fields.get("partial"))
     results = folder.partial if is_partial else folder
+    if source.samples:
+        samples.write(source, folder.records, failures, results.root / SAMPLES, counts)
+    else:
+        ours.discard(results.root / SAMPLES)  # that of an earlier run
     receipts = [receipt for receipt in source.receipts if receipt]
     marks = {"partial": "true"} if is_partial else {}
     provenance = provenance_of(plan, receipts) | marks

@@ -46,9 +46,9 @@ def folder_here(run_folder: Path) -> str:
 
 def folder_of_paths(run_folder: Path) -> Path:
     """Return the folder that paths in run.json and plan.json are seen from."""
-    found = RunFile.find(run_folder / RUN) if (run_folder / RUN).is_file() else None
-    if found and found.folder:
-        return Path(os.path.normpath(run_lock.whole_path(run_folder) / found.folder))
+    run = RunFile.find(run_folder / RUN) if (run_folder / RUN).is_file() else None
+    if run and run.folder:
+        return Path(os.path.normpath(run_lock.whole_path(run_folder) / run.folder))
     working, owner = run_lock.working_folder(run_folder), run_lock.read(run_folder)
     return Path(os.path.normpath(working / owner.folder)) if owner else working
 
