@@ -58,9 +58,7 @@ class ByShard:
         self._folder, self._plan, self.scratch = folder, plan, scratch
         self._identities, self._shards, self.receipts = identities, shards, receipts
         self.samples = identities.samples
-        """The columns of the sheet of samples; empty without samples."""
         self.rows_of_shard = identities.rows_of_shard
-        """Planned records of each shard; equal payloads count each time."""
         self.keys = frozenset(shard.key for shard in shards)
 
     def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:

@@ -50,7 +50,6 @@ class Rows(Protocol):
     samples: dict[str, list[str]]
     id_columns: IdColumns
     scratch: Path
-    """A folder for temporary files."""
     num_threads: int
     beyond_bytes: int
     """The bytes of the values beyond those that their types imply."""

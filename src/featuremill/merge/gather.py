@@ -162,11 +162,9 @@ class Gatherer:
             if not part.values.equals(self.values):
                 raise other_columns(part.path)
         self.beyond_bytes = 0
-        """The bytes of the values beyond those that their types imply."""
         self._times = 2 if sum(part.wanted_bytes for part in there) > LARGE_BYTES else 1
         self._records_path = folder.records
         self.samples = samples_of(folder.records)
-        """The columns of the sheet of samples; empty without samples."""
         self.id_columns = id_columns_of(folder.records)
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(scratch / "sizes.bin") if self._are_larger(there) else None

@@ -51,7 +51,6 @@ class Identities:
         """Open the identities in `folder`, which `lay_out` made of the file `records`."""
         survey = read_json(folder / SURVEY) or {}
         self.samples = samples_of(records)
-        """The columns of the sheet of samples; empty without samples."""
         self.id_columns = id_columns_of(records)
         self.counts = Counter[str](survey["counts"])
         """Records by their status: planned, refused, duplicate."""

@@ -153,7 +153,6 @@ class Assigned(NamedTuple):
     stores: Sequence[Path]
     """Stores of several runs, the first of which is written."""
     offer: Offer
-    """The records that the stores have."""
     has_new: bool
     """Whether shards were cut that the last plan has not."""
     why: str
@@ -172,7 +171,6 @@ class Planning(NamedTuple):
     """The plan before, whose shards stay where that is possible."""
     processes: Processes
     scratch: Path
-    """A folder for as long as it takes."""
 
     def write(self) -> Planned:
         """Write shards and records.parquet; return the plan, which is not written yet."""

@@ -58,7 +58,6 @@ class Work(NamedTuple):
     """A file of `LOCATION`s, one a record: shards are numbered old ones first, then the parts of
     stores, then new ones. A refused record has none."""
     offer: Offer
-    """The records that stores have."""
 
 
 class Piece(NamedTuple):

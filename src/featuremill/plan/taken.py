@@ -59,7 +59,6 @@ class Offer(NamedTuple):
     """The parts of stores, and which payloads they give."""
 
     paths: Mapping[str, Path]
-    """The path of each part, by name."""
     parts: Sequence[OldShard]
     hits: Path | None
     """The folder with the `HIT`s of each bucket; None where there is no store."""
