@@ -275,15 +275,7 @@ class Sampler:
         self._num_earlier = len(energies_j)
         self._earlier_energy_j = [energy_j for energy_j in energies_j if energy_j is not None]
         writer = Writer(self._path)
-        writer.write(
-            "start",
-            version=VERSION,
-            host=platform.node(),
-            pid=os.getpid(),
-            **self._facts,
-            rows_done=journal_log.num_rows_in(self._journal_path),
-            attempt=self._num_earlier + 1,
-        )
+        writer.write("start", **self._start())
         due = time.monotonic()
         while True:
             try:
@@ -302,6 +294,16 @@ class Sampler:
             if event == "end":
                 writer.close()
                 return
+
+    def _start(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            **self._facts,
+            "rows_done": journal_log.num_rows_in(self._journal_path),
+            "attempt": self._num_earlier + 1,
+        }
 
     def _sample(self, writer: Writer, is_wanted: bool = False) -> None:
         now, progress, poller = time.monotonic(), self.progress, self.poller

@@ -144,12 +144,14 @@ def refuse(folders: Sequence[Path], rows: Rows, reasons: Mapping[int, str], tall
         for folder in folders:
             tally.total_bytes -= _without(bucket_path(folder, number), ordinals)
     tally.longest = tally.costliest = 0
-    batches = rows.numbered()
+    batches, starts = rows.mapped
+    num_folders = len(folders)
     for number, folder in enumerate(folders):
         path = rows_path(folder)
         new = path.with_suffix(".new")
         with pa.ipc.new_stream(str(new), ROWS) as writer:
-            for start, batch in batches[number :: len(folders)]:
+            own = zip(starts[number::num_folders], batches[number::num_folders], strict=True)
+            for start, batch in own:
                 low, high = np.searchsorted(ordinals, [start, start + len(batch)])
                 reason_of_row = {int(o) - start: reasons[int(o)] for o in ordinals[low:high]}
                 written = _refused(batch, reason_of_row) if reason_of_row else batch
