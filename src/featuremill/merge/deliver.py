@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,21 @@ def run(arguments: argparse.Namespace) -> None:
         delivering = Delivering(folder, plan, outputs, identities)
         for number in () if arguments.lay_out else chosen:
             with run_log.line(folder.root, "deliver", f"{number}") as line:
-                line.text = delivering.job(number, groups[number], threads)
+                line.text = delivering.job(number, groups[number], threads).summary
+
+
+class Job(NamedTuple):
+    """What a job did."""
+
+    delivered: Delivered
+    num_kept: int
+
+    @property
+    def summary(self) -> str:
+        shards = self.delivered.shards
+        rows = sum(shard.rows - shard.failed for shard in shards)
+        kept = f", {self.num_kept:,} kept" if self.num_kept else ""
+        return f"{counted(rows, 'record')} of {counted(len(shards), 'shard')}{kept}"
 
 
 class Delivering:
@@ -112,25 +126,22 @@ class Delivering:
         self.folder, self.plan, self.outputs = folder, plan, list(outputs)
         self.identities = identities
 
-    def job(self, number: int, shards: Sequence[int], num_threads: int) -> str:
-        """Deliver these of the plan's shards, and write down what was delivered as job `number`;
-        return that in words.
+    def job(self, number: int, shards: Sequence[int], num_threads: int) -> Job:
+        """Deliver these of the plan's shards, and write down what was delivered as job `number`.
 
         Raises:
             IntegrityError: when a part is not what its receipt says.
             UserError: when the disk cannot hold them.
         """
-        delivered, num_kept = self.shards(shards, num_threads)
-        content = Delivered(
+        delivered_shards, num_kept = self.shards(shards, num_threads)
+        delivered = Delivered(
             records_sha256=self.plan.records_sha256,
             recipe=self.plan.recipe,
             outputs=self.outputs,
-            shards=delivered,
+            shards=delivered_shards,
         )
-        content.write(receipt_of(self.folder, number))
-        rows = sum(shard.rows - shard.failed for shard in delivered)
-        kept = f", {num_kept:,} kept" if num_kept else ""
-        return f"{counted(rows, 'record')} of {counted(len(delivered), 'shard')}{kept}"
+        delivered.write(receipt_of(self.folder, number))
+        return Job(delivered, num_kept)
 
     def shards(self, numbers: Sequence[int], num_threads: int) -> tuple[list[DeliveredShard], int]:
         """Deliver these of the plan's shards; return what that is, and how many were there.
