@@ -86,9 +86,8 @@ def replan_for_more_slots(workflow: Any, run: Run) -> None:
 
     Not where another workflow imports this one, whose target may need no plan.
     """
-    if not (internals.is_main(workflow) and internals.executes(workflow)) or internals.is_imported(
-        workflow
-    ):
+    runs_jobs = internals.executes(workflow) and not internals.only_touches()
+    if not (internals.is_main(workflow) and runs_jobs) or internals.is_imported(workflow):
         return
     folder = Results(Path(run.folder))
     slots = environment.GPUS.value() // run.gpus
@@ -177,7 +176,7 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
 def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     """Rerun the steps and reports whose options or input files have changed, or whose files are
     damaged. Record the inputs of files without a record, as they are now."""
-    if not internals.is_main(workflow) or internals.only_looks():
+    if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches():
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
     for product in (*project.products, *reports):
