@@ -232,7 +232,7 @@ def test_a_touch_claims_nothing(tmp_path, environment):
 def test_a_touch_makes_nothing_current(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(8))
     said = workflow("--touch", status=1)
-    assert "plan.json: there is none yet" in said and "Traceback" not in said
+    assert "plan.json: there is no plan to --touch yet" in said and "Traceback" not in said
     workflow("merge")
     root = workflow.run_folder.root
     embeddings = (root / "embeddings.parquet").read_bytes()

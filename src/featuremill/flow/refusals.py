@@ -147,7 +147,7 @@ def refuse_touch_without_plan(run: Run) -> None:
     """Refuse `--touch` before there is a plan: Snakemake would look for the receipts of one."""
     path = Results(Path(run.folder)).plan
     if not path.exists():
-        raise RefusedError(f"{path}: there is none yet, so --touch has nothing to touch; run first.")
+        raise RefusedError(f"{path}: there is no plan to --touch yet; run first.")
 
 
 def refuse_another_config(run: Run, path: str) -> None:
