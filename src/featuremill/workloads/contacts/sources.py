@@ -17,24 +17,13 @@ from featuremill.workload.hugging_face import download
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_1V
-from featuremill.workloads.esm2.sources import NUMBERS, SUGGESTED
+from featuremill.workloads.esm2.sources import NUMBERS as NUMBERS
+from featuremill.workloads.esm2.sources import SUGGESTED as SUGGESTED
 from featuremill.workloads.scores.kin import ESM_1, ESM_1B_NAME
 
 if TYPE_CHECKING:
     from featuremill.workloads.contacts.regression import Regression
 
-__all__ = [
-    "LAYOUT",
-    "NUMBERS",
-    "SUGGESTED",
-    "beside",
-    "convert",
-    "has_none",
-    "is_path",
-    "locate",
-    "name_of",
-    "refuse_missing",
-]
 LAYOUT = "esm2-contacts-1"
 """The layout of the weights of all networks; the name is that of the first kind."""
 NAMES = (*of_esm2.bundled_names(), *of_esm2.PUBLISHED, *ESM_1.published)

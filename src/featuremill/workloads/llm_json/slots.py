@@ -58,7 +58,7 @@ class OneRow:
     """Computes one row at a time, with the network's own state."""
 
     def __init__(self, network: Any, state_name: str) -> None:
-        """`state_name` is that of the function `state_name`."""
+        """`state_name` is the network's argument for its state; "" if it is not used."""
         self._network = network
         self._state_name = state_name
         self._tokens: list[int] = []

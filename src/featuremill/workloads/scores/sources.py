@@ -19,20 +19,11 @@ from featuremill.workload import Checkpoint, Converted, Weights
 from featuremill.workload.hugging_face import place_of
 from featuremill.workloads import esm2, esmc
 from featuremill.workloads.esm2 import sources as of_esm2
-from featuremill.workloads.esm2.sources import NUMBERS, SUGGESTED, looks_like_path, nearest
+from featuremill.workloads.esm2.sources import NUMBERS as NUMBERS
+from featuremill.workloads.esm2.sources import SUGGESTED as SUGGESTED
+from featuremill.workloads.esm2.sources import looks_like_path, nearest
 from featuremill.workloads.esmc import sources as of_esmc
 from featuremill.workloads.scores.kin import ESM_1, SAPROT
-
-__all__ = [
-    "LAYOUT",
-    "NUMBERS",
-    "SUGGESTED",
-    "convert",
-    "is_path",
-    "locate",
-    "name_of",
-    "refuse_missing",
-]
 
 LAYOUT = "esm2-lm_head-1"
 """The layout of the weights of all networks; the name is that of the first kind."""
