@@ -116,13 +116,7 @@ def validate(
     sections = {key: section for key in raw_sections if (section := getattr(checked, key))}
     features = {key: value for key, value in raw.items() if key not in raw_sections}
     project = _with_runs(features, origin, sections)
-    sentences = [
-        sentence
-        for key, section in sections.items()
-        for sentence in _sentences(project, key, step_of(key).problems(section, project.for_steps))
-    ]
-    if sentences:
-        raise UserError("\n".join(sentences))
+    _refuse_problems(project)
     return project
 
 
@@ -154,6 +148,27 @@ def problems_of_records(project: ProjectConfig) -> Iterator[str]:
             yield from _sentences(
                 project, key, checker.problems_of_records(section, project.for_steps)
             )
+
+
+def _refuse_problems(project: ProjectConfig) -> None:
+    """Raise UserError with the problems that steps find in their sections, or with a file that two
+    of their results would be."""
+    sentences = [
+        sentence
+        for key, section in project.sections.items()
+        for sentence in _sentences(project, key, step_of(key).problems(section, project.for_steps))
+    ]
+    if sentences:
+        raise UserError("\n".join(sentences))
+    label_of: dict[str, str] = {}
+    for product in project.products:
+        for file in (*product.files, product.state):
+            if file in label_of:
+                raise UserError(
+                    f"{project.origin.source}: {product.label}: {file} is also a file of "
+                    f"{label_of[file]}; take another name."
+                )
+            label_of[file] = product.label
 
 
 def _sentences(
