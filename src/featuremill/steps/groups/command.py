@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from featuremill.steps.groups import POOLS
+from featuremill.steps.groups.section import POOLS, Groups
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="its column of groups, such as a gene; without a table, one of the sheet of samples "
         "(default: each sample)",
     )
-    add("--id-column", default="", metavar="COLUMN", help="of the table, if not found by its name")
+    add("--id-column", metavar="COLUMN", help="of the table, if not found by its name")
     add("--vectors", metavar="COLUMN", help="which vectors, where a run has several")
     add("--pool", nargs="+", choices=POOLS, default=["mean"], help="one or several (default mean)")
     add(
@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from featuremill.steps.groups import write
+    from featuremill.steps.groups.write import pool
 
-    values = vars(arguments)
-    write.pool(write.Arguments(*(values[name] for name in write.Arguments._fields)))
+    keys = ("column", "id_column", "pool", "vectors")
+    options = {key: getattr(arguments, key) for key in keys}
+    table = arguments.table and str(arguments.table)
+    section = Groups.model_construct(table=table, **options)
+    pool(arguments.run_folder, section, arguments.output)

@@ -16,7 +16,7 @@ from featuremill.kit.errors import IntegrityError
 from featuremill.kit.files import JsonFile, JsonRecord, sha256_of
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import Settings, whole_ids, with_keys
-from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
+from featuremill.kit.workloads import refuse_lacking
 
 __all__ = ["CARD", "IS_SEEN", "NO", "UNKNOWN", "YES", "Card", "read", "read_held_out", "require"]
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
@@ -33,11 +33,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 def require(*packages: str) -> None:
     """Raise UserError if one of the `packages` is not installed."""
-
-    class Needs(WorkloadOptions):
-        PACKAGES = dict.fromkeys(packages, "featuremill[esm2]")
-
-    refuse_without_packages(Needs)
+    refuse_lacking(dict.fromkeys(packages, "featuremill[esm2]"))
 
 
 class Part(JsonRecord):
