@@ -75,12 +75,13 @@ def _listed(card: Path) -> State:
 
 def add_options(parser: argparse.ArgumentParser, section: type[Section], *keys: str) -> None:
     """Add keys of a section as options of a command, with their descriptions as help."""
+    descriptions = section.descriptions()
     for key in keys:
         field = section.model_fields[key]
         kind: Any = field.annotation
         while get_origin(kind) not in (None, Literal):  # Annotated[int, Field(ge=1)] | None
             kind, *_ = get_args(kind)
-        text, default = (field.description or "").replace("%", "%%"), field.get_default()
+        text, default = descriptions.get(key, "").replace("%", "%%"), field.get_default()
         parser.add_argument(
             *[f"-{key}"] * (len(key) == 1),
             f"--{key.replace('_', '-')}",

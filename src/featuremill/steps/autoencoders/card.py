@@ -44,7 +44,6 @@ class Options(JsonRecord):
 
     kind: Kind = "topk"
     features: int
-    """The number of features."""
     k: int | None = None
     """The largest number of active features per vector."""
     sparsity: Number | None = None
@@ -52,16 +51,12 @@ class Options(JsonRecord):
     bandwidth: Number | None = None
     """The width of the kernel that estimates the gradient of a threshold."""
     batch: int
-    """Vectors per step, over all ranks."""
     steps: int
     seed: int
     learning_rate: Number
     dead_after: int
-    """Steps without activity after which a feature is dead."""
     held_out: Number
-    """Share of the records that is not trained on."""
     dtype: Literal["fp32", "bf16"]
-    """Number type of matrix products."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Options:
@@ -107,9 +102,7 @@ class Source(JsonRecord):
     is_per_residue: bool
     width: int
     parts: str
-    """The digest of all parts."""
     settings: Settings
-    """The settings of the recipe."""
 
 
 class Card(JsonFile):

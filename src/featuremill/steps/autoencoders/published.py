@@ -108,11 +108,7 @@ def _number(folder: Path, config: Mapping[str, Any], name: str) -> int:
 
 
 def _kind(folder: Path, config: Mapping[str, Any]) -> str:
-    """Return the kind of the autoencoder.
-
-    Raises:
-        UserError: the kind is not supported.
-    """
+    """Return the kind of the autoencoder; UserError if it is not supported."""
     architecture = config.get("architecture", "standard")
     if architecture not in KINDS:
         raise UserError(
@@ -136,13 +132,12 @@ def _kind(folder: Path, config: Mapping[str, Any]) -> str:
 
 def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the tensors in the file `path` in fp32, after a check of their `shapes`."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         tensors = load_file(path)
-    except Exception as error:
-        if not (isinstance(error, OSError) or type(error).__name__ == "SafetensorError"):
-            raise
+    except (OSError, SafetensorError):
         raise UserError(f"{path}: it cannot be read; download the folder again.") from None
     for name, shape in shapes.items():
         if name not in tensors or tuple(tensors[name].shape) != shape:

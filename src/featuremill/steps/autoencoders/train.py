@@ -145,11 +145,7 @@ def few_vectors(num_vectors: int, num_features: int) -> str:
 
 
 def _is_done(arguments: Arguments, vectors: Parts) -> bool:
-    """Return whether this training is finished.
-
-    Raises:
-        UserError: the folder has the files of another training.
-    """
+    """Return whether this training is finished; UserError if the folder is of another one."""
     from featuremill.steps.autoencoders.training import metadata_of
 
     expected = card.identity(arguments.options, source_of(vectors))
@@ -164,7 +160,6 @@ def _is_done(arguments: Arguments, vectors: Parts) -> bool:
 
 
 def _train_as_rank(arguments: Arguments, kind: str) -> None:
-    """Train as one rank."""
     import torch
 
     from featuremill.steps.autoencoders.ranks import Ranks
@@ -264,8 +259,6 @@ def _finish(
 
 
 class _Rows:
-    """Writes training.jsonl."""
-
     def __init__(self, path: Path, step: int) -> None:
         """Keep the lines up to `step`, as later steps are computed again."""
         self.last: dict[str, Any] = {}

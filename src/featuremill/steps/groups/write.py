@@ -53,7 +53,7 @@ class Grouping(NamedTuple):
     keys: Sequence[Sequence[str]]
     """The values of these columns for each group."""
     number_of: Callable[[str], int | None]
-    """Returns the number of a record's group, or None."""
+    """Returns the number of a record's group."""
     ids: Sequence[str]
     """The ids in the table; empty if groups consist of samples."""
     num_empty: int

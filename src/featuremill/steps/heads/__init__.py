@@ -228,7 +228,6 @@ def _figures(table: Path, missing: Path) -> Mapping[str, int]:
 
 
 def _trained(name: str, head: Head, folder: str, project: Project) -> Product:
-    """Return the product of a head that is trained from labels."""
     fragments, card = fragments_of(project), f"{folder}/head.json"
     inputs = [
         *filter(None, [head.labels]),

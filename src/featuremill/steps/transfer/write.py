@@ -44,11 +44,9 @@ class Row(NamedTuple):
     agree: int
     """The number of neighbours with this label."""
     neighbours: int
-    """The number of neighbours that voted."""
     nearest: str
     """The whole id of the nearest neighbour with this label."""
     distance: str
-    """The distance to `nearest`."""
     known: str
     """The record's own label, which has no vote, or ""."""
 
@@ -67,7 +65,6 @@ class Known(NamedTuple):
     ids: list[str]
     labels: list[str]
     sha256: list[str]
-    """The sha256 of the payloads."""
     groups: list[str]
     """The groups; without groups, the sha256."""
     vectors: Matrix
@@ -176,7 +173,6 @@ class Labelled(NamedTuple):
     """The labels of records."""
 
     of_id: Mapping[str, Label]
-    """The label of each id."""
     num_empty: int
     """The number of table rows without a label."""
     rows: Rows
@@ -202,7 +198,6 @@ def labelled(reference: Listed, section: Transfer, log: logging.Logger | None) -
 
 
 def _known(reference: Features, known: Labelled, section: Transfer) -> Known:
-    """Return the labelled records with vectors and their nearest records."""
     labelled, rows = known.of_id, known.rows[np.argsort(reference.ranks_of(known.rows))]
     record_of = reference.records_of(rows)
     ids = [record_of[row].id for row in rows.tolist()]

@@ -10,6 +10,7 @@ from featuremill.kit.tables import words_of
 from featuremill.step import Section
 from featuremill.steps.translate.names import METHODS
 
+__all__ = ["CODON"]
 DEFAULTS: dict[str, dict[str, int | str]] = {
     "chunks": {"window": 500},
     "virnucpro": {"window": 500},

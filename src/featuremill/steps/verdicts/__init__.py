@@ -121,7 +121,7 @@ def problems_of_records(section: SECTION, project: Project) -> Problems:
 
 
 def _missing_class(classes: Sequence[str], section: SECTION, source: str) -> Problems:
-    from featuremill.steps.verdicts.choices import index_of_preferred
+    from featuremill.steps.verdicts.contigs import index_of_preferred
 
     name = section.prefer if classes else None
     yield from refused(("prefer",), index_of_preferred, name, classes, source, "prefer:")
