@@ -135,9 +135,8 @@ class _Process:
         """Values of a stream that were done when the answer came."""
         their_tasks, self.tasks = SPAWN.Pipe(duplex=False)
         self.answers, their_answers = SPAWN.Pipe(duplex=False)
-        self.handle = SPAWN.Process(
-            target=_work, args=(their_tasks, their_answers, os.getpid()), daemon=True
-        )
+        arguments = their_tasks, their_answers, os.getpid()
+        self.handle = SPAWN.Process(target=_work, args=arguments, daemon=True)
         # The first process also starts multiprocessing's own, after which nothing is blocked.
         resource_tracker.ensure_running()
         with this_process.starting_child():
@@ -191,9 +190,8 @@ def _work(tasks: Connection, answers: Connection, parent: int) -> None:
     while (task := _next(tasks)) is not None:
         function, arguments, has_stream = task
         numbers = itertools.count()
-        stream = (
-            value for value, _ in zip(iter(partial(_next, tasks), None), numbers, strict=False)
-        )
+        values = iter(partial(_next, tasks), None)
+        stream = (value for value, _ in zip(values, numbers, strict=False))
         is_error = True
         try:
             answer = function(*arguments, stream) if has_stream else function(*arguments)
