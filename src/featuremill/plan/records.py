@@ -134,9 +134,8 @@ def write_records(
             low, high = np.searchsorted(repeats, [start, end])
             status = np.where(is_refused, REFUSED, PLANNED)
             status[repeats[low:high] - start] = DUPLICATE
-            shard = pa.DictionaryArray.from_arrays(
-                pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED), names
-            )
+            number = pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED)
+            shard = pa.DictionaryArray.from_arrays(number, names)
             writer.write_table(_block(schema, block, start, status, shard, where["row"], keys))
             start = end
             shown.at(start, len(locations))
