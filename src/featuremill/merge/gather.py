@@ -169,7 +169,7 @@ class Gatherer:
         self.id_columns = id_columns_of(folder.records)
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(scratch / "sizes.bin") if self._are_larger(there) else None
-        self.survey = self._look()
+        self.survey = self._surveyed()
         self.rows_of_shard = self.survey.rows_of_shard
         self.num_rows = int(self.rows_of_shard.sum())
         """How many records there are values of, if none failed."""
@@ -233,7 +233,7 @@ class Gatherer:
         """Return the index into the plan's shards of each row; -1 where it has none."""
         return shard_numbers(rows, self._shards, self._records_path)
 
-    def _look(self) -> Survey:
+    def _surveyed(self) -> Survey:
         """Count the rows of records.parquet and cut them into blocks of values: about
         `BLOCK_BYTES`, or twice that."""
         counts: Counter[str] = Counter()

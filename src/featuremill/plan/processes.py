@@ -90,13 +90,13 @@ class Processes:
         except KNOWN as error:
             failed.append((number + 1, error))
         results = []
-        for place, process in enumerate(self._processes):
+        for position, process in enumerate(self._processes):
             with contextlib.suppress(BrokenPipeError):
                 process.tasks.send(None)
             try:
                 results.append(process.answer())
             except KNOWN as error:  # that of the first value that fails, as of one process
-                failed.append((place + len(self._processes) * process.num_done, error))
+                failed.append((position + len(self._processes) * process.num_done, error))
         if failed:
             raise min(failed, key=lambda each: each[0])[1]
         return results

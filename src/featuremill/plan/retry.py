@@ -60,8 +60,8 @@ def places_in(records_path: Path, shards: Sequence[str]) -> Iterator[tuple[pa.Ta
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             number = shard_numbers(table, names, records_path)
-            place = (number << 32) + table["row"].fill_null(0).to_numpy()
-            yield table, np.where(number < 0, ELSEWHERE, place)
+            places = (number << 32) + table["row"].fill_null(0).to_numpy()
+            yield table, np.where(number < 0, ELSEWHERE, places)
 
 
 def move_rows(
