@@ -32,7 +32,6 @@ from featuremill.plan.buckets import (
     OldShard,
     OldShards,
     buckets_of,
-    holders,
 )
 from featuremill.plan.processes import Processes
 from featuremill.plan.taken import NOTHING, Offer
@@ -234,7 +233,7 @@ class Cutter:
 def _wanted_bytes(work: Work, number: int) -> Integers:
     """Return how many payload bytes of each old shard records of the bucket want."""
     bucket = Bucket(work.spools, number)
-    _, keys = holders(bucket, work.own.keys, number, work.own.kept)
+    _, keys = work.own.held(bucket, number)
     wanted = np.zeros(len(work.own.kept), np.int64)
     np.add.at(wanted, keys["shard"], keys["bytes"])
     return wanted
