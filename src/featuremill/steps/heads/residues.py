@@ -33,7 +33,6 @@ from featuremill.steps.heads.examples import (
     numbered,
     sha256s_of,
 )
-from featuremill.steps.heads.figures import FOLDS
 from featuremill.steps.heads.fitting import Rows, Tensors
 from featuremill.steps.heads.joined import Lacking, Report
 from featuremill.steps.heads.labels import UNLABELLED, Numbers
@@ -152,14 +151,6 @@ def drawn(
     x_NF = residues.parts.take(residues.row_R[record_N], within_N)
     groups_N, payload_N = examples.groups_R[record_N], examples.payload_R[record_N]
     return Rows(x_NF, y_N, groups_N, payload_N, num_classes), record_N
-
-
-def folds_of_records(gathered: Gathered) -> npt.NDArray[np.int64]:
-    """Return the fold of each record; groups without a drawn residue are spread over the folds."""
-    _, group_R = np.unique(gathered.examples.groups_R, return_inverse=True)
-    fold_of_group = np.arange(int(group_R.max()) + 1) % FOLDS
-    fold_of_group[group_R[gathered.record_N]] = gathered.rows.folds(0)
-    return fold_of_group[group_R]
 
 
 def _ranges(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
