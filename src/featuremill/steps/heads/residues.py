@@ -33,7 +33,7 @@ from featuremill.steps.heads.examples import (
     numbered,
     sha256s_of,
 )
-from featuremill.steps.heads.fitting import Rows, Tensors
+from featuremill.steps.heads.fitting import Rows
 from featuremill.steps.heads.joined import Lacking, Report
 from featuremill.steps.heads.labels import UNLABELLED, Numbers
 from featuremill.steps.heads.network import logits
@@ -172,7 +172,7 @@ def _pieces(
 
 
 def predicted_by(
-    residues: Residues, folds_R: npt.NDArray[np.int64], heads: Sequence[Tensors]
+    residues: Residues, folds_R: npt.NDArray[np.int64], heads: Sequence[card.Tensors]
 ) -> list[npt.NDArray[np.int64]]:
     """Return the predicted class numbers of residues, by record: by the head of its fold."""
     predicted: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(folds_R)

@@ -22,7 +22,6 @@ from featuremill.steps.heads.fitting import (
     Perceptron,
     Ridge,
     Rows,
-    Tensors,
     chosen_and_fitted,
     fitted_folds,
     out_of_fold,
@@ -45,7 +44,7 @@ class Measured(NamedTuple):
     """Columns of held_out.parquet: labels and predictions."""
     on_card: dict[str, Any] = {}  # noqa: RUF012
     """Further fields of the card."""
-    tensors: Tensors = {}  # noqa: RUF012
+    tensors: card.Tensors = {}  # noqa: RUF012
     """Tensors of the heads of the folds, which predictions of residues need."""
     judged: tuple[Values, npt.NDArray[np.int64]] | None = None
     """The outputs for each record, and the predicted class numbers."""
