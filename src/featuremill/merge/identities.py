@@ -150,7 +150,7 @@ def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
     return {
         "counts": dict(counts),
         "rows_of_shard": rows_of_shard.tolist(),
-        "total_length": total_length,
+        "total_length": total_length,  # earlier versions read it
         "with_refused": with_refused,
     }
 
