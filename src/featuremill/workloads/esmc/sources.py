@@ -18,6 +18,7 @@ from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
+    download_command,
     how_to_get,
     place_of,
 )
@@ -102,9 +103,9 @@ def refuse_missing(model: str, layout: str = LAYOUT) -> None:
 def _refuse_missing(model: str, path: Path) -> None:
     if not is_path(model):
         raise UserError(
-            f"{model}: its weights are not on this machine; type hf download {NAMES[model]} here, "
-            f"or on a machine with a network: hf download {NAMES[model]} --local-dir {model}, and "
-            "set model: to that folder."
+            f"{model}: its weights are not on this machine; type {download_command(NAMES[model])} "
+            f"here, or on a machine with a network: hf download {NAMES[model]} --local-dir "
+            f"{model}, and set model: to that folder."
         )
     if remedy := how_to_get(model):
         raise UserError(f"{model}: there is no such file or folder; {remedy}.")
