@@ -40,6 +40,7 @@ from featuremill.workload import (
     plugin_errors,
     refuse_without_packages,
     weights,
+    workloads,
 )
 
 COMMENT_WIDTH = 96
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload",
         default=config.Config.model_fields["workload"].default,
-        help="what to compute; default: %(default)s",
+        help=f"what to compute: {', '.join(workloads())}; default: %(default)s",
     )
     for column in ("id", "sequence"):
         parser.add_argument(
