@@ -107,9 +107,17 @@ def folder_of(name: str, project: Project) -> str:
 
 
 def encoded(autoencoder: Autoencoder, project: Project) -> Mapping[str, str]:
-    """Return the runs to encode, by the names of their tables."""
-    folders = map(project.features_of, autoencoder.encode)
-    return {folder.rpartition("/")[2]: folder for folder in folders}
+    """Return the runs to encode, by the names of their tables.
+
+    Raises:
+        UserError: two runs would have the same name, or a set of features does not exist.
+    """
+    by_name: dict[str, str] = {}
+    for folder in map(project.features_of, autoencoder.encode):
+        other = by_name.setdefault(folder.rpartition("/")[2], folder)
+        if other != folder:
+            raise UserError(f"{other} and {folder} end alike, and so would the names of tables.")
+    return by_name
 
 
 def problems(
