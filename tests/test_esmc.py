@@ -32,7 +32,7 @@ from featuremill.workloads.esm2 import kernels, matmul, stages
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.packing import pack
-from featuremill.workloads.esmc.folder import ALPHABET as TOKENS
+from featuremill.workloads.esmc.layout import ALPHABET as TOKENS
 
 CPU = cpu()
 SMALL = (3, 128, 384)

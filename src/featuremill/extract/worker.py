@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import gc
 import json
 import logging
@@ -124,7 +123,7 @@ def main() -> int:
     # Output of libraries must not mix with the events: their standard output is standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    os.register_at_fork(after_in_child=functools.partial(_leave_with_worker, events.fileno()))
+    os.register_at_fork(after_in_child=partial(_leave_with_worker, events.fileno()))
     late_pandas.set_up()
     try:
         Worker(job, events).run()
@@ -214,9 +213,8 @@ class Worker:
         self.devices = with_processors(job.devices)
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
-        self._refuse_other_files = functools.partial(
-            option_files.refuse_others, self.options, job.settings.files, folder.plan
-        )
+        planned = self.options, job.settings.files, folder.plan
+        self._refuse_other_files = partial(option_files.refuse_others, *planned)
         self._refuse_other_files()
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))

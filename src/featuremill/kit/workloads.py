@@ -4,8 +4,8 @@ from featuremill.workload import (
     Record,
     Weights,
     Workload,
-    WorkloadOptions,
     find_workload,
+    refuse_lacking,
     refuse_without_packages,
 )
 from featuremill.workload.in_process import values_in_batches
@@ -24,7 +24,6 @@ __all__ = [
     "Record",
     "Weights",
     "Workload",
-    "WorkloadOptions",
     "ahead_of",
     "attributed_to",
     "batch_cost_of",
@@ -35,6 +34,7 @@ __all__ = [
     "name_of_weights",
     "read_weights",
     "records_of",
+    "refuse_lacking",
     "refuse_missing_weights",
     "refuse_other_files",
     "refuse_without_packages",

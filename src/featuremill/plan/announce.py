@@ -69,9 +69,8 @@ def _again(folder: Results, plan: Plan, last: Plan, sizing: Sizing) -> str:
     changes = in_words(changes_of_settings(last.settings, plan.settings))
     records = counted(num_left, "distinct record")
     have = "is" if num_left == 1 else "are"
-    return f"other values are asked for ({changes}): {records} {have} computed again" + (
-        _time(folder, plan, sizing)
-    )
+    time = _time(folder, plan, sizing)
+    return f"other values are asked for ({changes}): {records} {have} computed again{time}"
 
 
 def _taken(plan: Plan) -> str:

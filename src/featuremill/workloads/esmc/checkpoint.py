@@ -1,4 +1,4 @@
-"""Recognising a checkpoint as an ESM C, by any of the three names that its tensors go by."""
+"""Recognise a checkpoint as an ESM C, and describe its tensors, which have one of three namings."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from featuremill.workloads.esm2.folder import ROTARY_BASE
 from featuremill.workloads.esm2.layout import FREQUENCIES, Entry
 from featuremill.workloads.esm2.readers import open_checkpoint, refusal
 from featuremill.workloads.esmc import layout
-from featuremill.workloads.esmc.folder import ESM_C, facts_of
+from featuremill.workloads.esmc.layout import ESM_C, facts_of
 
 PREFIX = "esmc."
 """The prefix of the encoder's keys in a checkpoint with a head."""
 HEAD_DIM = 64
 """The width of a head in every published ESM C, whose files do not state the number of heads."""
 VECTOR = 16
-"""Numbers that go together in the operations between products."""
+"""Numbers that the operations between products compute together."""
 COMMON_PARTS = {"lm_head", "sequence_head"}
-"""The further parts of every published ESM C, which are not used."""
+"""Parts of every published ESM C besides the encoder, which are not used here."""
 
 
 def read(path: Path, has_head: bool = False) -> Checkpoint:
-    """Return the ESM C checkpoint in `path`, with its language-model head or without; raise
-    UserError, with the reason, if it is none."""
+    """Return the ESM C checkpoint in `path`, with or without its language-model head.
+
+    Raises:
+        UserError: it is no ESM C; the message has the reason.
+    """
     opened = open_checkpoint(path, ESM_C, facts_of)
     tensors = {
         key.removeprefix(PREFIX): tensor
@@ -51,7 +54,6 @@ def read(path: Path, has_head: bool = False) -> Checkpoint:
 
 
 def _names(tensors: Mapping[str, Tensor]) -> layout.Names:
-    """Return by which names the tensors go."""
     for names in (layout.RESEARCH, layout.PACKAGE):
         if f"{names.layer}0.{names.parts['qkv.weight'][0]}" in tensors:
             return names
@@ -61,7 +63,7 @@ def _names(tensors: Mapping[str, Tensor]) -> layout.Names:
 def _recognise(
     tensors: Mapping[str, Tensor], facts: Mapping[str, Any], has_head: bool
 ) -> Checkpoint:
-    """Return the checkpoint; raise ValueError with what is wrong about it."""
+    """Return the checkpoint; raise ValueError with the reason if it is no ESM C."""
     names = _names(tensors)
     width = width_of(tensors, names.embedding)
     count = num_layers(tensors, names.layer)
@@ -91,7 +93,6 @@ def _recognise(
 
 
 def _feed_forward(tensors: Mapping[str, Tensor], names: layout.Names) -> int:
-    """Return the width between the halves of the feed forward."""
     key = f"{names.layer}0.{names.parts['down.weight'][0]}"
     if key not in tensors:
         raise ValueError(f"it has no tensor {key}")

@@ -1,18 +1,45 @@
-"""How ESM C's tensors are called: by transformers, in the research folders, and by the package esm.
+"""Settings and tokens of an ESM C's folder from Hugging Face, and the names of its tensors in
+transformers, in the package esm, in the research folders, and in our files of weights.
 
-What they are called in our file, `esm2/layout.py` says; to that comes, per layer,
-query_key_norm.weight, that of the query above that of the key, and `up` holds the gate above the
-rest. Biases of products and of the final LayerNorm are zeros. With the language-model head, it also
-has what `esm2/layout.py` says of that.
+Our file has the names of `esm2/layout.py`, and per layer query_key_norm.weight, in which that of
+the query precedes that of the key. In `up`, the gate precedes the other matrix. Biases of products
+and of the final LayerNorm are zeros.
+
+Reads no weights and imports no torch, so that a run is refused before its first job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from featuremill.kit.errors import UserError
+from featuremill.workload.hugging_face import CONFIG
+from featuremill.workloads.esm2 import folder as of_esm2
+from featuremill.workloads.esm2.architecture import ESM_C as ARCHITECTURE
 from featuremill.workloads.esm2.architecture import Sizes
+from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind
 from featuremill.workloads.esm2.layout import EMBEDDING, Entry
+
+ALPHABET = (*of_esm2.ALPHABET[:31], "|", *of_esm2.ALPHABET[32:])
+"""ESM C's tokens in the order of their ids: ESM-2's, with a break between chains."""
+ROTARY = {"rope_type": "default", "rope_theta": ROTARY_BASE}
+ESM_C = Kind(
+    ARCHITECTURE.title,
+    "esmc",
+    {
+        "vocab_size": ARCHITECTURE.num_rows,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    {},
+    ALPHABET,
+    ARCHITECTURE.num_rows,
+    "the workload esm2 takes ESM-2, and encoder takes BERT, T5 and others (docs/encoders.md)",
+    "the folder of an EsmcModel, a .safetensors, or the .pth of the package esm",
+)
 
 
 class Names(NamedTuple):
@@ -22,11 +49,11 @@ class Names(NamedTuple):
     final_norm: str
     layer: str
     parts: Mapping[str, tuple[str, ...]]
-    """Our tensor of a layer → theirs; several are stacked."""
+    """The source's names for each of our tensors of a layer; several tensors are stacked."""
     of_encoder: tuple[str, ...]
-    """How the names of all tensors of the encoder start."""
+    """Prefixes of the names of the encoder's tensors."""
     head: Mapping[str, str]
-    """Our part of the language-model head → theirs, with both its tensors."""
+    """The source's name for each of our parts of the language-model head."""
 
 
 TRANSFORMERS = Names(
@@ -80,16 +107,35 @@ RESEARCH = PACKAGE._replace(
 )
 """The names of TransformerEngine, which also stores its own state."""
 STATE_OF_ENGINE = "_extra_state"
-"""How the names of that end."""
+"""The end of the names of that state."""
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Return the settings of an ESM C from the config.json in the folder `path`, or beside the file
+    `path`; {} if there is no config.json, or that beside a file is of another model.
+
+    Raises:
+        UserError: the folder has another network, or other tokens.
+    """
+    facts = of_esm2.facts_of(path, ESM_C)
+    rotary = facts.get("rope_parameters")
+    if rotary and rotary != ROTARY:
+        config = (path if path.is_dir() else path.parent) / CONFIG
+        raise UserError(
+            f"{config}: its settings have rope_parameters {rotary}, where an ESM C has {ROTARY}; "
+            f"{ESM_C.others}."
+        )
+    return facts
 
 
 def of_ours(sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies."""
+    """Yield the tensors of our file without the rotary frequencies."""
     return entries(TRANSFORMERS, sizes)
 
 
 def entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies, with the shapes that must be."""
+    """Yield the tensors of our file without the rotary frequencies, with their shapes and their
+    `names` in the source."""
     width, hidden = sizes.width, sizes.feed_forward
     shapes = {
         "attention_norm.weight": (width,),
@@ -116,7 +162,7 @@ def entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
 
 
 def head_entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds of the language-model head."""
+    """Yield the tensors of the language-model head in our file."""
     width, num_rows = sizes.width, sizes.architecture.num_rows
     shapes = {"dense": (width, width), "norm": (width,), "decoder": (num_rows, width)}
     for part, shape in shapes.items():
