@@ -60,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="FASTA, table, …; of several, or a folder of them, each is a sample",
     )
-    parser.add_argument(
-        "--output", type=Path, help="config to write; default: named like the input"
-    )
+    parser.add_argument("--output", type=Path, help="config to write; default: named as the input")
     parser.add_argument(
         "--model", help="network to use; default: one that is on this machine, else the bundled one"
     )
