@@ -508,11 +508,12 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
 def run(model: Model, batch: Batch) -> Result:
     """Compute a batch; a GPU may still be computing on return."""
+    from featuremill.workload import spread
     from featuremill.workloads.encoder import padding
 
     values = []
     for group in batch.groups:
-        here = group.each_to(model.encoder.device)
+        here = spread.on_device(group, model.encoder.device)
         hidden = model.encoder.hidden_states(here.tokens_BT, here.is_token_BT, model.options.layers)
         values.append(padding.values_of(here, hidden, model.options))
     return Result(values, batch)

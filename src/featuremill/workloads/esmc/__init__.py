@@ -101,7 +101,5 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return what would compute attention, products and the rest on `device`, in which dtype."""
     from featuremill.workloads.esm2 import probe
     from featuremill.workloads.esm2.architecture import ESM_C
-    from featuremill.workloads.esmc import layout
 
-    chosen = probe.ways(device, weights, ESM_C, layout.of_ours, load)
-    return dict(zip(WAYS, chosen, strict=True))
+    return dict(zip(WAYS, probe.ways(device, weights, ESM_C), strict=True))

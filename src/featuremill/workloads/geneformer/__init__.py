@@ -307,6 +307,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
 def run(model: Model, batch: Batch) -> Result:
     """Compute a batch. A GPU may still be computing on return."""
+    from featuremill.workload import spread
     from featuremill.workloads.encoder import padding
 
     options = model.options.of_encoder
@@ -315,7 +316,7 @@ def run(model: Model, batch: Batch) -> Result:
         values.append([])
         own: list[Tensor] = []
         for group in unit:
-            here = group.each_to(model.network.device)
+            here = spread.on_device(group, model.network.device)
             hidden = model.network.hidden_states(here.tokens_BT, here.is_token_BT, options.layers)
             values[-1].append(padding.values_of(here, hidden, options))
             if batch.done:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featuremill.workloads.esm2.folder import ALPHABET
-from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
+from featuremill.workloads.esm2.folder import ALPHABET, RESIDUES, SAPROT_TOKENS, STRUCTURES
 from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS
 
 if TYPE_CHECKING:

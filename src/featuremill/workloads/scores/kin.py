@@ -25,7 +25,7 @@ from featuremill.workload.hugging_face import (
     place_of,
 )
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import kin
+from featuremill.workloads.esm2 import folder as kinds
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_1B, ESM_1V, Architecture, Sizes
 from featuremill.workloads.esm2.folder import Kind, facts_of
@@ -63,7 +63,7 @@ class Kin(NamedTuple):
         path = place_of(model)
         if not path.exists():
             is_converted = re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model) is not None
-            is_saprot = self.kind is kin.SAPROT and "saprot" in model.lower()
+            is_saprot = self.kind is kinds.SAPROT and "saprot" in model.lower()
             return is_converted or (is_saprot and is_name(model))
         with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
             folder = path if path.is_dir() else path.parent
@@ -75,13 +75,13 @@ class Kin(NamedTuple):
         return False
 
     def _is_config(self, config: Mapping[str, object]) -> bool:
-        if self.kind is kin.SAPROT:
+        if self.kind is kinds.SAPROT:
             return config.get("vocab_size") == self.kind.most_tokens
         is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
         return is_absolute and config.get("vocab_size") == self.kind.most_tokens
 
     def _is_header(self, header: bytes) -> bool:
-        return self.kind is kin.ESM_1 and POSITIONS_OF_FAIR_ESM in header
+        return self.kind is kinds.ESM_1 and POSITIONS_OF_FAIR_ESM in header
 
     def _known(self, model: str) -> str:
         name = model.removeprefix(of_esm2.OWNER)
@@ -178,8 +178,8 @@ class Kin(NamedTuple):
         return Weights(self.name_of(model), Path(), "", facts.metadata())
 
 
-ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1[bv]")
-SAPROT = Kin(kin.SAPROT, (), "saprot")
+ESM_1 = Kin(kinds.ESM_1, ESM_1_NAMES, "esm1[bv]")
+SAPROT = Kin(kinds.SAPROT, (), "saprot")
 
 
 def refuse_beyond_positions(

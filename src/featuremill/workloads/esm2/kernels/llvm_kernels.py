@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2.instructions import instructions
+from featuremill.workloads.esm2.kernels import instructions
 from featuremill.workloads.esm2.kernels.llvm import (
     BF16,
     FP16,
