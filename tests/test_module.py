@@ -147,6 +147,11 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
     assert said.splitlines()[-1].strip() == again, said
     snakemake(tmp_path, environment, *again.split()[3:], status=1)
     assert part.exists()
+    cut = tmp_path / "results" / "a" / "embeddings.npy"
+    whole = cut.read_bytes()
+    os.truncate(cut, 50)
+    assert "again" in snakemake(tmp_path, environment, "results/a/embeddings.npy")
+    assert cut.read_bytes() == whole
 
 
 TWO = """

@@ -229,6 +229,20 @@ def test_a_touch_claims_nothing(tmp_path, environment):
     assert (root / "embeddings.yours-1.parquet").read_bytes() == b"mine"
 
 
+def test_a_touch_makes_nothing_current(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(8))
+    said = workflow("--touch", status=1)
+    assert "plan.json: there is no plan to --touch yet" in said and "Traceback" not in said
+    workflow("merge")
+    root = workflow.run_folder.root
+    embeddings = (root / "embeddings.parquet").read_bytes()
+    workflow.write([("other", "MKV")])
+    assert "again" not in workflow("--touch")
+    assert (root / "embeddings.parquet").read_bytes() == embeddings
+    assert "again" in workflow("merge")
+    assert (root / "embeddings.parquet").read_bytes() != embeddings
+
+
 def test_a_file_in_a_folder_of_ours_survives(run, caplog):
     (run.root / "embeddings" / "keep.txt").write_text("mine")
     merge(run, ["parquet"], 0)

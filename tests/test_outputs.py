@@ -497,11 +497,13 @@ def test_commands_that_take_a_folder_take_its_config(verbs, tmp_path):
     (tmp_path / "two.yaml").write_text(
         yaml.safe_dump({"run": "two", "inputs": "in.fa", "features": sets})
     )
-    said = verbs("export", "two.yaml", "--to", "npy", status=2)
-    assert (
-        "it has 2 sets of features; name one of their folders: results/two/a, results/two/b."
-        in said
-    )
+    for name in sets:
+        (tmp_path / "results" / "two" / name).mkdir(parents=True)
+        (tmp_path / "results" / "two" / name / "plan.json").touch()
+    for typed in ("two.yaml", "results/two"):
+        said = verbs("export", typed, "--to", "npy", status=2)
+        names = "results/two/a, results/two/b"
+        assert f"{typed}: it has 2 sets of features; name one of their folders: {names}." in said
     assert "none.yaml: there is no such config" in verbs("merge", "none.yaml", status=2)
     assert "results/test: this is a folder; name the config" in verbs(
         "estimate", "results/test", status=2

@@ -173,13 +173,17 @@ def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None
 
 
 def _name_folder(parsed: argparse.Namespace) -> None:
-    """Give a command that takes folders of runs those folders where configs were typed."""
+    """Give a command that takes folders of runs the folder where its config, or the folder above
+    it, was typed."""
     if getattr(parsed, "takes_configs", False):
         return
 
     def folder_of(path: Path) -> Path:
         if path.suffix not in (".yaml", ".yml"):
-            return path
+            from featuremill.store.results import runs_below
+
+            if (path / "store").exists() or not runs_below(path):
+                return path
         from featuremill.config import runs
 
         return runs.only_folder(path)

@@ -386,17 +386,13 @@ class Worker:
             },
             "peak_memory_mb": peak_memory_mb(self.devices),
         }
-        known = {key: value for key, value in state.items() if value is not None}
-        _say(self.events, event, state=known, **facts)
-
-    def _distributions(self) -> list[str]:
-        """Return the distributions whose versions the receipt has, imported or not."""
-        needs_torch = "torch" in self.options.PACKAGES
-        return [*["torch"] * needs_torch, *optional(self.workload, "VERSIONS_OF")]
+        _say(self.events, event, state=state, **facts)
 
     def _receipt(self, part: str) -> Receipt:
         """Return this process's part of the receipt of a finished part with the digest `part`."""
         counts = self.journal.counts
+        needs_torch = "torch" in self.options.PACKAGES
+        distributions = [*["torch"] * needs_torch, *optional(self.workload, "VERSIONS_OF")]
         return Receipt(
             version=Receipt.NEWEST,
             shard=self.job.shard,
@@ -419,7 +415,7 @@ class Worker:
             **versions(self.workload),
             threads=self.job.threads,
             peak_memory_mb=peak_memory_mb(self.devices),
-            versions=this_process.versions(self._distributions()),
+            versions=this_process.versions(distributions),
         )
 
 

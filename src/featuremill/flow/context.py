@@ -419,6 +419,8 @@ class Flow:
 
     def note_steps(self) -> None:
         """Record the inputs of the files of steps that jobs of this process wrote."""
+        if internals.only_touches():
+            return
         for product in self.products:
             is_other = not product.missing() and _looks(product) != self._looks[product.label]
             if is_other and not any(map(reruns.awaits_rerun, map(Path, product.files))):

@@ -153,6 +153,11 @@ def only_looks() -> bool:
     return any(map(LOOKING.match, words))
 
 
+def only_touches() -> bool:
+    """Return whether Snakemake only sets the times of outputs (`--touch`)."""
+    return any(word in ("--touch", "-t") for word in sys.argv[1:])
+
+
 def may_execute(workflow: Any) -> bool:
     """Return whether this is a main process that runs jobs, or may be one."""
     if is_main(workflow) and executes(workflow):

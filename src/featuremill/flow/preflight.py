@@ -41,11 +41,15 @@ def prepare(workflow: Any, run: Run) -> None:
     path = config_file(workflow, run.folder)
     refusals.refuse_run_in_run(run)
     refusals.refuse_another_config(run, path)
+    if internals.only_touches() and not is_imported:
+        refusals.refuse_touch_without_plan(run)
     rules = internals.rule_name(workflow, "{}")
     claim_run(run.folder, rules=rules, config=path, is_imported=is_imported)
     with refusing():
         if not is_imported:  # its target may not need this run
             write_run(run)
+        if internals.only_touches():
+            return
         reruns.replan_for_other_versions(workflow, run)
         reruns.rerun_without_inputs(run)
         reruns.convert_lost_weights(workflow, run)

@@ -143,6 +143,13 @@ def refuse_run_in_run(run: Run) -> None:
     raise RefusedError(f"run: {name}: {other}; give this one another `run:`.")
 
 
+def refuse_touch_without_plan(run: Run) -> None:
+    """Refuse `--touch` before there is a plan: Snakemake would look for the receipts of one."""
+    path = Results(Path(run.folder)).plan
+    if not path.exists():
+        raise RefusedError(f"{path}: there is no plan to --touch yet; run first.")
+
+
 def refuse_another_config(run: Run, path: str) -> None:
     """Refuse to replace the results of another config whose run has the same name.
 

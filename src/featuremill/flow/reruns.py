@@ -86,9 +86,8 @@ def replan_for_more_slots(workflow: Any, run: Run) -> None:
 
     Not where another workflow imports this one, whose target may need no plan.
     """
-    if not (internals.is_main(workflow) and internals.executes(workflow)) or internals.is_imported(
-        workflow
-    ):
+    runs_jobs = internals.executes(workflow) and not internals.only_touches()
+    if not (internals.is_main(workflow) and runs_jobs) or internals.is_imported(workflow):
         return
     folder = Results(Path(run.folder))
     slots = environment.GPUS.value() // run.gpus
@@ -141,15 +140,15 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
     """Rerun what makes the damaged outputs of a planned run, as `status` reports them. A dry run
     only prints it.
 
-    Where the target may need no plan (`needs_plan` is False), only inputs and files of options
-    count whose content has changed. The plan then stays, with an older time.
+    Where the target may need no plan (`needs_plan` is False), only replaced inputs, replaced files
+    of options and damaged results count. The plan and the results then stay, with an older time.
     """
     folder = Results(Path(results))
     problems = list[Problem]()
     with contextlib.suppress(UserError):  # the commands report it themselves
         problems = unseen_by_snakemake(folder.root) if folder.plan.exists() else []
     if not needs_plan:
-        problems = [problem for problem in problems if problem.code in REPLACED]
+        problems = [each for each in problems if each.code in {*REPLACED, "output_damaged"}]
     if not problems:  # a plan of many shards takes a while to read
         return
     plan = folder.find_plan()
@@ -162,7 +161,9 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
         if is_dry:
             continue
         if not needs_plan:
-            os.utime(folder.plan, BEFORE_ALL)
+            delivery = folder.find_delivery()
+            written = delivery.outputs if delivery and problem.code == "output_damaged" else {}
+            make_older([folder.root / name for name in written] or [folder.plan])
             continue
         if problem.fix.again == "plan":
             ours.vacate(folder.plan, log.warning)
@@ -177,7 +178,7 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
 def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     """Rerun the steps and reports whose options or input files have changed, or whose files are
     damaged. Record the inputs of files without a record, as they are now."""
-    if not internals.is_main(workflow) or internals.only_looks():
+    if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches():
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
     for product in (*project.products, *reports):
@@ -219,14 +220,18 @@ def rerun(
         log.warning(f"{label}: {listed(others)} changed since this was made. {AGAIN[is_dry]}")
     if is_dry:
         return
-    paths = [*map(Path, files)]
     with refusing():
-        has_times_compared = internals.compare_times_of(paths)
-        for path in paths:
-            if has_times_compared:
-                os.utime(path, BEFORE_ALL)
-            else:
-                ours.vacate(path)
+        make_older([*map(Path, files)])
+
+
+def make_older(paths: Sequence[Path]) -> None:
+    """Give the existing files at `paths` a time before that of any input."""
+    has_times_compared = internals.compare_times_of(paths)
+    for path in filter(Path.exists, paths):
+        if has_times_compared:
+            os.utime(path, BEFORE_ALL)
+        else:
+            ours.vacate(path)
 
 
 def awaits_rerun(path: Path) -> bool:

@@ -31,7 +31,7 @@ from featuremill.store.delivered import FAILURES, DeliveredFile, DeliveredShard
 from featuremill.store.delivery import Accounts, Written
 from featuremill.store.files import remove_left, scratch, sha256_of
 from featuremill.store.formats import format_of, index_of
-from featuremill.store.parts import columns_of, open_taken, refuse_taken
+from featuremill.store.parts import columns_of, open_taken, other_columns, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
 from featuremill.store.records import STATUSES, with_keys
@@ -58,9 +58,7 @@ class ByShard:
         self._folder, self._plan, self.scratch = folder, plan, scratch
         self._identities, self._shards, self.receipts = identities, shards, receipts
         self.samples = identities.samples
-        """The columns of the sheet of samples; empty without samples."""
         self.rows_of_shard = identities.rows_of_shard
-        """Planned records of each shard; equal payloads count each time."""
         self.keys = frozenset(shard.key for shard in shards)
 
     def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
@@ -114,11 +112,8 @@ class ByShard:
                     ordinals = self._add_failures(failures, number)
                     listed.update((np.searchsorted(edges, ordinals, side="right") - 1).tolist())
             failures.finish()
-            new_table = stack.enter_context(ours.delivering(table))
-            new_fasta = stack.enter_context(ours.delivering(fasta))
-            rows = stack.enter_context(new_table.open("w", encoding="utf-8", newline=""))
-            sequences = stack.enter_context(new_fasta.open("wb"))
-            lists = Lists(rows, sequences, fasta.name, self._identities.id_columns)
+            id_columns = self._identities.id_columns
+            lists = stack.enter_context(Lists.opened(table, fasta, id_columns))
             columns = [name for name in LISTED_COLUMNS if name in records.schema_arrow.names]
             for group in sorted(listed):
                 block = with_keys(records.read_row_group(group, columns))
@@ -189,9 +184,8 @@ class ByShard:
     @property
     def _values(self) -> pa.Schema:
         """The columns of the parts, in which no row is ok."""
-        own = [self._folder.part(self._plan.recipe, each.shard) for each in self._plan.shards]
-        taken = [Path(each.path) for each in self._plan.taken]
-        return columns_of([*own, *taken][0]) if own or taken else pa.schema([])
+        paths = [self._folder.part_of(self._plan, source) for source in self._plan.sources]
+        return columns_of(paths[0]) if paths else pa.schema([])
 
 
 def _known(sha256: Mapping[str, str], _: Path) -> Mapping[str, str]:
@@ -287,7 +281,4 @@ def _refuse_other_columns(folder: Results, plan: Plan, shards: Sequence[Delivere
             continue
         if isinstance(source, SharedPart):
             raise refuse_taken(folder, open_taken(folder, plan, source))
-        raise IntegrityError(
-            f"{folder.part(plan.recipe, source.shard)}: its columns are not those of the other "
-            "parts; raise the workload's VERSION, and run the same command again."
-        )
+        raise other_columns(folder.part_of(plan, source))

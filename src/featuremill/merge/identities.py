@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import IntegrityError
 from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
-from featuremill.merge.gather import IDENTITY
+from featuremill.merge.gather import IDENTITY, placed_by_shard
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import stored
 from featuremill.store.delivered import IDENTITIES
@@ -51,7 +51,6 @@ class Identities:
         """Open the identities in `folder`, which `lay_out` made of the file `records`."""
         survey = read_json(folder / SURVEY) or {}
         self.samples = samples_of(records)
-        """The columns of the sheet of samples; empty without samples."""
         self.id_columns = id_columns_of(records)
         self.counts = Counter[str](survey["counts"])
         """Records by their status: planned, refused, duplicate."""
@@ -116,14 +115,7 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], laid_out: Path) -> N
         shuffle = Shuffle(new / ROWS, COLUMNS, starts)
         read = [name for name in COLUMNS.names if name != "number"]
         for batch in read_records(records, ["shard", *read]):
-            shard = shard_numbers(batch, shards, records)
-            planned = np.flatnonzero(shard >= 0)
-            planned = planned[np.argsort(shard[planned], kind="stable")]
-            shard = shard[planned]
-            numbers = np.bincount(shard, minlength=len(filled))
-            before = np.cumsum(numbers) - numbers
-            where = (filled - before)[shard] + np.arange(len(shard))
-            filled += numbers
+            planned, where = placed_by_shard(shard_numbers(batch, shards, records), filled)
             rows = batch.take(pa.array(planned))
             known = {"number": pa.array(first + planned)}
             arrays = [

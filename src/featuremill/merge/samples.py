@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +13,12 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import SAMPLE
 from featuremill.base.tsv import TsvWriter
+from featuremill.merge.source import Source
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering
 from featuremill.store.receipt import Receipt
 from featuremill.store.records import read_records
-
-
-class Source(Protocol):
-    """What there is of a run's records."""
-
-    @property
-    def samples(self) -> dict[str, list[str]]:
-        """What is known of each sample, by column."""
-
-    @property
-    def receipts(self) -> Sequence[Receipt | None]:
-        """The receipt of each shard of the plan; None where it is pending."""
-
-    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Return the index into the plan's shards of each row; -1 where it has none."""
 
 
 def write(source: Source, records_path: Path, failures: Path, path: Path, sums: Accounts) -> None:

@@ -42,7 +42,7 @@ class Bucket:
 
     def __init__(self, folders: Sequence[Path], number: int) -> None:
         paths = [bucket_path(folder, number) for folder in folders]
-        tables = [_mapped(path) for path in paths if path.exists()]
+        tables = [mapped(path) for path in paths if path.exists()]
         table = pa.concat_tables([BUCKET.empty_table(), *tables])
         buffers = [each.buffers() for each in table["payload"].chunks]
         self._views = [(memoryview(o).cast("q"), memoryview(letters)) for _, o, letters in buffers]
@@ -102,7 +102,7 @@ def buckets_of(folders: Sequence[Path]) -> list[int]:
     ]
 
 
-def _mapped(path: Path) -> pa.Table:
+def mapped(path: Path) -> pa.Table:
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_stream(source).read_all()
 
@@ -196,10 +196,6 @@ class OldShards(NamedTuple):
         for name in LOCATION.names or ():
             locations[name][position] = keys[name]  # of several shards, the last one counts
         return locations
-
-    def to_look_up(self, bucket: Bucket, number: int) -> Integers:
-        """Return the positions of the distinct records that no computed shard has."""
-        return np.flatnonzero(self.not_computed[self.homes(bucket, number)["shard"]])
 
 
 def _old_path(folder: Path, number: int) -> Path:

@@ -29,8 +29,8 @@ from featuremill.base.tsv import TsvWriter, cell
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
 from featuremill.inputs.samples import is_sheet
-from featuremill.plan import nucleotides
 from featuremill.plan.command import RESERVED
+from featuremill.plan.reading import refuse_nucleotides
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, ours
 from featuremill.store.formats import Kind, format_of, kind_of
@@ -114,7 +114,7 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
     """Return the files of a folder that can be read, in the order of their names; of a file, it."""
     if not path.is_dir():
         return [path]
-    known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
+    known = {*inputs.COMPRESSED, *inputs.SUFFIXES}
     files = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
     if readable := [file for file in files if opens_any or file.suffix.lower() in known]:
         return readable
@@ -206,7 +206,7 @@ def _look(checked: config.Run) -> Survey:
             f"{survey.lengths.total():,}",
         )
     if survey.tally.is_nucleotides:
-        nucleotides.refuse(list(map(str, paths)), log)
+        refuse_nucleotides(list(map(str, paths)), log)
     return survey
 
 
@@ -360,12 +360,7 @@ def _scalar(value: Any) -> str:
 def _run_name(path: Path, is_of_any_format: bool) -> str:
     """Return a run's name made of the file's: without known suffixes, or the last one of a format
     that only the workload knows, with plain letters."""
-    known = {
-        ".yaml",
-        ".yml",
-        *inputs.COMPRESSED,
-        *(s for format in inputs.FORMATS for s in format.suffixes),
-    }
+    known = {".yaml", ".yml", *inputs.COMPRESSED, *inputs.SUFFIXES}
     stem = path
     while stem.suffix.lower() in known:
         stem = stem.with_suffix("")

@@ -82,7 +82,7 @@ class Rows:
 
     def take(self, ordinals: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """Return `columns` of the rows with these ordinals, which ascend."""
-        batches, starts = self._mapped
+        batches, starts = self.mapped
         schema = pa.schema([ROWS.field(name) for name in columns])
         edges = np.searchsorted(ordinals, starts)
         pieces = [
@@ -92,13 +92,8 @@ class Rows:
         ]
         return pa.Table.from_batches(pieces, schema)
 
-    def numbered(self) -> list[tuple[int, pa.RecordBatch]]:
-        """Return all batches in input order, memory-mapped, each with the ordinal of its start."""
-        batches, starts = self._mapped
-        return list(zip(starts.tolist(), batches, strict=True))
-
     @cached_property
-    def _mapped(self) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
+    def mapped(self) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
         """All batches in input order, memory-mapped, and the ordinal at which each one starts."""
         streams = []
         for path in self._paths:

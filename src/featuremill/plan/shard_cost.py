@@ -66,9 +66,7 @@ class Choice(NamedTuple):
     cost: int
     """The cost of a shard; `cuts` makes `num_shards` of them."""
     why: str
-    """The reason for this number, in words."""
     speed: Speed | None
-    """The speed on which the choice rests."""
     seconds: float
     """The seconds of computing a shard; 0 without a speed."""
 
@@ -180,7 +178,6 @@ class Sizing(NamedTuple):
     """A run on this machine, as far as the size of its shards goes."""
 
     config_cost: int | Literal["auto"]
-    """`shards.cost` of the config."""
     results: Path
     """The folder of runs, whose receipts count."""
     settings: Settings

@@ -58,7 +58,6 @@ class Work(NamedTuple):
     """A file of `LOCATION`s, one a record: shards are numbered old ones first, then the parts of
     stores, then new ones. A refused record has none."""
     offer: Offer
-    """The records that stores have."""
 
 
 class Piece(NamedTuple):
@@ -114,7 +113,10 @@ class Cutter:
         """The index in `shards` of what a location calls its shard."""
         self.unique = 0
         scratch = spools[0].parent
-        self.locations = _file_backed(scratch / "locations.bin", num_records)
+        locations, size = scratch / "locations.bin", max(1, num_records)
+        with locations.open("wb") as file:
+            take_space(file.fileno(), 0, size * LOCATION.itemsize)
+        self.locations = np.memmap(locations, LOCATION, "r+", shape=(size,))
         self._work = Work(
             folder,
             spools,
@@ -124,7 +126,7 @@ class Cutter:
                 np.ones(len(old), bool),
                 np.array([*(shard.name in not_computed for shard in old), True]),
             ),
-            scratch / "locations.bin",
+            locations,
             NOTHING,
         )
         self._own = old
@@ -342,11 +344,3 @@ def write_new(folder: Results, table: pa.Table, cost: int) -> PlannedShard:
     name = write_shard(folder, table)
     size = folder.shard(name).stat().st_size
     return PlannedShard(name, table.num_rows, table.num_rows, cost, size)
-
-
-def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:
-    """Return an array of locations that lives in the file `path`."""
-    size = max(1, num_records)
-    with path.open("wb") as handle:
-        take_space(handle.fileno(), 0, size * LOCATION.itemsize)
-    return np.memmap(path, LOCATION, "r+", shape=(size,))

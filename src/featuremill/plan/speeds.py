@@ -131,7 +131,6 @@ class Speed:
     is_startup_measured: bool
     kind: Literal["given", "earlier run", "assumption"]
     source: str
-    """Source of the rate, in words."""
     uncertainty: float = 1.0
     """Factor by which the rate may be higher or lower, at least 1."""
 

@@ -41,7 +41,7 @@ class Survey:
             good = iter(chunk.good(of_chunk))
             while len(kept) < 2 and (value := next(good, None)) is not None:
                 kept.add(value)  # type: ignore[arg-type]
-        self.lengths.update(chunk.good_lengths())
+        self.lengths.update(chunk.good(chunk.lengths))
         for id, length, reason, path, line in zip(
             chunk.ids, chunk.lengths, chunk.reasons, chunk.sources, chunk.lines, strict=True
         ):

@@ -189,7 +189,7 @@ def levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
     that."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = Progress(log, "indexing", "parts")
-    made: list[Level] = []
+    levels: list[Level] = []
     names: dict[str, int] = {}
     held: list[Entries] = []
     for count, (name, path) in enumerate(parts.items(), 1):
@@ -198,12 +198,12 @@ def levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
             held.append(_entries(sha256, reasons, len(names)))
             names[name] = len(sha256)
         if sum(names.values()) >= ENTRIES_AT_ONCE:
-            made.append(_written(folder, names, _cut(held)))
+            levels.append(_written(folder, names, _cut(held)))
             names, held = {}, []
         shown.at(count, len(parts))
     if names:
-        made.append(_written(folder, names, _cut(held)))
-    return made
+        levels.append(_written(folder, names, _cut(held)))
+    return levels
 
 
 def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
@@ -235,7 +235,6 @@ def joined(several: Sequence[Entries]) -> Entries:
 
 
 def _written(folder: Path, parts: Mapping[str, int], buckets: Iterable[Entries]) -> Level:
-    """Write a level of `parts` into `folder`."""
     path = folder / "new"
     schema = LEVEL.with_metadata({PARTS: json.dumps(parts).encode()})
     with pa.ipc.new_file(str(path), schema) as file:

@@ -104,16 +104,11 @@ class Writer:
             self._facts = {"start": facts, "devices": []}
         elif event == "device":
             self._facts["devices"] = facts["devices"]
-        else:
-            self._repeat()
-            self._append(event, facts)
-            return
-        self._append(event, facts)
-        self._repeated_at = self.num_bytes
-
-    def _repeat(self) -> None:
-        if self._facts and self.num_bytes - self._repeated_at >= AGAIN_BYTES:
+        elif self._facts and self.num_bytes - self._repeated_at >= AGAIN_BYTES:
             self._append("again", self._facts)
+            self._repeated_at = self.num_bytes
+        self._append(event, facts)
+        if event in ("start", "device"):
             self._repeated_at = self.num_bytes
 
     def _append(self, event: str, facts: dict[str, Any]) -> None:
