@@ -372,11 +372,12 @@ def caution(options: Options) -> str:
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
     """Return the columns of values for resolved `options`."""
-    from featuremill.workloads.encoder import columns
+    from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
     facts, words = _opened(weights.path, options)
-    return columns.schema(options, facts.width, words.is_by_letter)
+    each = "residues" if words.is_by_letter else "tokens"
+    return layer_columns(options, facts.width, each)
 
 
 def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
@@ -521,7 +522,8 @@ def run(model: Model, batch: Batch) -> Result:
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
     """Return the features of a batch, one row per record."""
-    from featuremill.workloads.encoder import columns, padding
+    from featuremill.workload.arrays import layer_batch
+    from featuremill.workloads.encoder import padding
 
     values = padding.in_order(result.values, result.batch.groups, result.batch.num_own)
-    return columns.batch(values, result.batch.num_own, model.columns)
+    return layer_batch(values, result.batch.num_own, model.columns)

@@ -157,10 +157,10 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
     """Return the columns of values; `options` are resolved."""
-    from featuremill.workloads.esm2 import columns
+    from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
-    return columns.schema(options, int(weights.metadata["embed_dim"]))
+    return layer_columns(options, int(weights.metadata["embed_dim"]))
 
 
 def weights_ahead(options: Options) -> Weights:
@@ -198,7 +198,7 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     from featuremill.workloads.esm2 import probe
     from featuremill.workloads.esm2.architecture import ESM2
 
-    return dict(zip(WAYS, probe.ways(device, weights, ESM2), strict=True))
+    return dict(zip(WAYS, probe.ways(device, weights, ESM2, load), strict=True))
 
 
 def start_ahead(devices: Sequence[Device]) -> None:
@@ -289,7 +289,8 @@ def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
     """Return the features of a batch, one row for each protein."""
-    from featuremill.workloads.esm2 import columns
+    from featuremill.workload.arrays import layer_batch, layer_columns
 
     values = [tensor.numpy() for tensor in result.transfer.wait()]
-    return columns.batch(values, result.lengths, model.options, model.encoder.width)
+    columns = layer_columns(model.options, model.encoder.width)
+    return layer_batch(values, result.lengths, columns)

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of
 
-__all__ = ["ALPHABET", "ROTARY_BASE", "Kind", "facts_of"]
+__all__ = [
+    *("ALPHABET", "ESM_1", "ESM_C", "RESIDUES", "ROTARY_BASE", "SAPROT", "SAPROT_TOKENS"),
+    *("STRUCTURES", "Kind", "facts_of"),
+]
 ROTARY_BASE = 10000.0
 ALPHABET = (
     *("<cls>", "<pad>", "<eos>", "<unk>"),

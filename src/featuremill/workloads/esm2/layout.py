@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from featuremill.workloads.esm2.architecture import Sizes
 
-__all__ = ["EMBEDDING", "FREQUENCIES", "Entry"]
+__all__ = ["FREQUENCIES", "Entry", "Names", "entries"]
 EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary.inv_freq"
 POSITIONS = "embed_positions.weight"

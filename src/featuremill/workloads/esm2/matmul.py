@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featuremill.workloads.esm2.kernels import Kernels, instructions
+from featuremill.workloads.esm2.kernels import Kernels
+from featuremill.workloads.esm2.lanes import instructions
 
 
 class Stream:

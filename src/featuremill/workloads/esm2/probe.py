@@ -7,13 +7,14 @@ replaced in the same way (`fallbacks.py`).
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from featuremill.workload import Device, Weights, networks
-from featuremill.workloads import esm2
 from featuremill.workloads.esm2.architecture import Architecture, Sizes, sizes_of
 from featuremill.workloads.esm2.layout import FAIR_ESM, FREQUENCIES, entries
 from featuremill.workloads.esm2.options import Options
@@ -25,10 +26,10 @@ USUAL_HEAD_WIDTH = 64
 
 
 def ways(
-    device: Device, weights: Weights | None, architecture: Architecture
+    device: Device, weights: Weights | None, architecture: Architecture, load: Callable[..., Any]
 ) -> tuple[str, str, str, str]:
     """Return the dtype and the methods of attention, products and the rest, for heads as wide as
-    those of `weights`.
+    those of `weights`; `load` is that of the workload.
 
     Raises:
         WorkloadError: if no method computes an operation correctly.
@@ -42,7 +43,7 @@ def ways(
     with tempfile.TemporaryDirectory() as folder:
         probe = _probe(Path(folder, "probe.safetensors"), sizes)
         options = Options.model_validate({"dtype": networks.dtype_on(device, "auto")})
-        (stage,) = esm2.load(options, [device], probe).encoder.stages
+        (stage,) = load(options, [device], probe).encoder.stages
     return options.dtype, stage.backend.name, stage.form.name, stage.kernels.name
 
 

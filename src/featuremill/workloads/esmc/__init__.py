@@ -102,4 +102,4 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     from featuremill.workloads.esm2 import probe
     from featuremill.workloads.esm2.architecture import ESM_C
 
-    return dict(zip(WAYS, probe.ways(device, weights, ESM_C), strict=True))
+    return dict(zip(WAYS, probe.ways(device, weights, ESM_C, load), strict=True))

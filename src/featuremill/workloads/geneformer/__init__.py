@@ -214,7 +214,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
     """Return the columns of vectors, or the column of shifts; `options` are resolved."""
-    from featuremill.workloads.encoder import columns
+    from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
     names = pa.field(GENES, pa.list_(pa.string()))
@@ -225,7 +225,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
             return pa.schema([pa.field(GENE_SHIFTS, pa.list_(with_genes)), names])
         return pa.schema({SHIFTS: pa.list_(shift)})
     width = architectures.facts_of(weights.path).width
-    pooled = columns.schema(options.of_encoder, width, is_by_letter=True)
+    pooled = layer_columns(options.of_encoder, width)
     if not options.gene_vectors:
         return pooled
     number = pa.float16() if options.output_dtype == "float16" else pa.float32()
@@ -346,15 +346,15 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
 
 def _vectors(model: Model, result: Result) -> pa.RecordBatch:
     """Return the vector of each cell, and those of its genes."""
-    from featuremill.workload.arrays import lists_of_vectors
-    from featuremill.workloads.encoder import columns, padding
+    from featuremill.workload.arrays import layer_batch, layer_columns, lists_of_vectors
+    from featuremill.workloads.encoder import padding
 
     (unit,), (values,) = result.batch.units, result.values
     ones = [1] * len(result.batch.cells)
-    pooled = columns.schema(model.options.of_encoder, model.network.width, is_by_letter=True)
+    pooled = layer_columns(model.options.of_encoder, model.network.width)
     num_pooled = len(pooled)
     of_cells = padding.in_order([each[:num_pooled] for each in values], unit, ones)
-    of_batch = columns.batch(of_cells, ones, pooled)
+    of_batch = layer_batch(of_cells, ones, pooled)
     if not model.options.gene_vectors:
         return of_batch
     genes_of_cells = [_delivered(model, cell) for cell in result.batch.cells]
