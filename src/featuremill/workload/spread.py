@@ -21,10 +21,7 @@ from featuremill.base.devices import Device, refuse_slices
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.workload.networks import set_matmul_precision
 
-__all__ = [
-    *("DIRECT", "HOST", "Copies", "dealt", "each_tensor", "free_bytes", "num_wrong", "on_device"),
-    *("over", "pinned", "places", "ways"),
-]
+__all__ = ["DIRECT", "HOST", "Copies", "dealt", "free_bytes", "num_wrong", "over", "places", "ways"]
 Value = TypeVar("Value")
 HOST = torch.device("cpu")
 PROBE_NUMBERS = 2**18

@@ -156,13 +156,9 @@ class Layer(nn.Module):
         self.num_heads: int = config["num_attention_heads"]
         width, inner = config["hidden_size"], config["intermediate_size"]
         eps = config["layer_norm_eps"]
-        output = {"dense": Product(width, width), "LayerNorm": Norm(width, eps)}
-        self.attention = nn.ModuleDict(
-            {
-                "self": nn.ModuleDict({"Wqkv": Product(width, 3 * width)}),
-                "output": nn.ModuleDict(output),
-            }
-        )
+        own = nn.ModuleDict({"Wqkv": Product(width, 3 * width)})
+        output = nn.ModuleDict({"dense": Product(width, width), "LayerNorm": Norm(width, eps)})
+        self.attention = nn.ModuleDict({"self": own, "output": output})
         self.mlp = nn.ModuleDict(
             {
                 "gated_layers": Product(width, 2 * inner, bias=False),

@@ -16,8 +16,16 @@ from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of
 
 __all__ = [
-    *("ALPHABET", "ESM_1", "ESM_C", "RESIDUES", "ROTARY_BASE", "SAPROT", "SAPROT_TOKENS"),
-    *("STRUCTURES", "Kind", "facts_of"),
+    "ALPHABET",
+    "ESM_1",
+    "ESM_C",
+    "RESIDUES",
+    "ROTARY_BASE",
+    "SAPROT",
+    "SAPROT_TOKENS",
+    "STRUCTURES",
+    "Kind",
+    "facts_of",
 ]
 ROTARY_BASE = 10000.0
 ALPHABET = (

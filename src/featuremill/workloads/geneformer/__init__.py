@@ -352,8 +352,7 @@ def _vectors(model: Model, result: Result) -> pa.RecordBatch:
     (unit,), (values,) = result.batch.units, result.values
     ones = [1] * len(result.batch.cells)
     pooled = layer_columns(model.options.of_encoder, model.network.width)
-    num_pooled = len(pooled)
-    of_cells = padding.in_order([each[:num_pooled] for each in values], unit, ones)
+    of_cells = padding.in_order([each[: len(pooled)] for each in values], unit, ones)
     of_batch = layer_batch(of_cells, ones, pooled)
     if not model.options.gene_vectors:
         return of_batch
@@ -364,7 +363,7 @@ def _vectors(model: Model, result: Result) -> pa.RecordBatch:
     names = [[model.genes.names[token] for token in tokens] for tokens in genes_of_cells]
     of_genes = [
         lists_of_vectors(np.concatenate([part.cpu().numpy() for part in parts])[order], counts)
-        for parts in zip(*(each[num_pooled:] for each in values), strict=True)
+        for parts in zip(*(each[len(pooled) :] for each in values), strict=True)
     ]
     arrays = [*of_batch.columns, pa.array(names, pa.list_(pa.string())), *of_genes]
     return pa.RecordBatch.from_arrays(arrays, schema=model.columns)
