@@ -166,11 +166,8 @@ def _write(
     with _placed(output), ours.keeping_old(output) as temporary:
         temporary.write_text(text, "utf-8")
     todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
-    if not unfilled or "model" in settings["options"]:
-        caution = weights.caution_of(checked.workload, checked.options)
-    else:
-        caution = ""
-    if caution:
+    has_model = not unfilled or "model" in settings["options"]
+    if has_model and (caution := weights.caution_of(checked.workload, checked.options)):
         log.warning("%s", caution)
     wrote = " and ".join(filter(None, [records.get("samples"), str(output)]))
     log.info("wrote %s; %s: %s", wrote, todo, command_line.first(output))

@@ -23,8 +23,13 @@ def vectors(rows: Matrix) -> pa.FixedSizeListArray:
 
 def lists_of_vectors(rows: Matrix, lengths: Sequence[int]) -> pa.ListArray:
     """Return an array of lists of vectors: for each of `lengths`, a list of that many rows."""
+    return lists(vectors(rows), lengths)
+
+
+def lists(values: pa.Array, lengths: Sequence[int]) -> pa.ListArray:
+    """Return an array of lists with these `lengths`, of consecutive `values`."""
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
-    return pa.ListArray.from_arrays(numbers(bounds), vectors(rows))
+    return pa.ListArray.from_arrays(numbers(bounds), values)
 
 
 def numbers(array: npt.NDArray[Any]) -> pa.Array:

@@ -64,12 +64,10 @@ def download(url: str, path: Path, sha256: str = "") -> None:
 
 
 def _tag(partial: Path) -> Path:
-    """Return the path of the file with the ETag of `partial`."""
     return partial.with_name(f"{partial.name}.etag")
 
 
 def _complete(url: str, partial: Path) -> None:
-    """Download `url` into `partial` completely, with several connections if needed."""
     shown, failures = Progress(log, "downloading", "MB"), 0
     while True:
         before = _size(partial)
@@ -254,23 +252,11 @@ def refuse_adapter(folder: Path) -> None:
         )
 
 
-def _parts_of(index: Path) -> list[str]:
-    """Return the file names in an index of weights.
-
-    Raises:
-        UserError: if there are none.
-    """
-    parts = json_of(index).get("weight_map")
-    if not isinstance(parts, dict) or not parts:
-        raise UserError(f"{index}: it maps no weights to files; download it again.")
-    return sorted({Path(str(part)).name for part in parts.values()})
-
-
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the checkpoint's files in `folder`: safetensors, else pickles.
 
     Raises:
-        UserError: if there is none, or a file of its index is missing.
+        UserError: if there is none, or its index names none, or one that is missing.
     """
     for name in (*SAFETENSORS, *PICKLES):
         path = folder / name
@@ -278,7 +264,12 @@ def checkpoint_files(folder: Path) -> list[Path]:
             continue
         if not name.endswith(INDEX):
             return [path]
-        files = [folder / part for part in _parts_of(path)]
+        parts = json_of(path).get("weight_map")
+        if not isinstance(parts, dict) or not parts:
+            raise UserError(f"{path}: it maps no weights to files; download it again.")
+        files = [
+            folder / name for name in sorted({Path(str(part)).name for part in parts.values()})
+        ]
         if missing := [file.name for file in files if not file.is_file()]:
             raise UserError(f"{path}: it names {missing[0]}, which is not there; download it too.")
         return files

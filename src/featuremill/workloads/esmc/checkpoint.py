@@ -1,4 +1,4 @@
-"""Recognising a checkpoint as an ESM C, by any of the three names that its tensors go by."""
+"""Recognise a checkpoint as an ESM C, and describe its tensors, which have one of three namings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ PREFIX = "esmc."
 HEAD_DIM = 64
 """The width of a head in every published ESM C, whose files do not state the number of heads."""
 VECTOR = 16
-"""Numbers that go together in the operations between products."""
+"""Numbers that the operations between products compute together."""
 COMMON_PARTS = {"lm_head", "sequence_head"}
-"""The further parts of every published ESM C, which are not used."""
+"""Parts of every published ESM C besides the encoder, which are not used here."""
 
 
 def read(path: Path, has_head: bool = False) -> Checkpoint:
-    """Return the ESM C checkpoint in `path`, with its language-model head or without; raise
-    UserError, with the reason, if it is none."""
+    """Return the ESM C checkpoint in `path`, with or without its language-model head.
+
+    Raises:
+        UserError: it is no ESM C; the message has the reason.
+    """
     opened = open_checkpoint(path, ESM_C)
     tensors = {
         key.removeprefix(PREFIX): tensor
@@ -50,7 +53,6 @@ def read(path: Path, has_head: bool = False) -> Checkpoint:
 
 
 def _names(tensors: Mapping[str, Tensor]) -> Names:
-    """Return by which names the tensors go."""
     for names in (layout.RESEARCH, layout.PACKAGE):
         if names.keys("qkv", "weight", f"{names.layer}0.")[0] in tensors:
             return names
@@ -60,7 +62,7 @@ def _names(tensors: Mapping[str, Tensor]) -> Names:
 def _recognise(
     tensors: Mapping[str, Tensor], facts: Mapping[str, Any], has_head: bool
 ) -> Checkpoint:
-    """Return the checkpoint; raise ValueError with what is wrong about it."""
+    """Return the checkpoint; raise ValueError with the reason if it is no ESM C."""
     names = _names(tensors)
     width = width_of(tensors, names.embedding)
     count = num_layers(tensors, names.layer)
@@ -89,7 +91,6 @@ def _recognise(
 
 
 def _feed_forward(tensors: Mapping[str, Tensor], names: Names) -> int:
-    """Return the width between the halves of the feed forward."""
     (key,) = names.keys("down", "weight", f"{names.layer}0.")
     if key not in tensors:
         raise ValueError(f"it has no tensor {key}")
