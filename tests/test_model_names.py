@@ -1,5 +1,6 @@
 """Names that people type for models of other workloads."""
 
+import importlib.util
 import re
 
 import pytest
@@ -26,6 +27,13 @@ TYPED = {
     "ESM C": "biohub/ESMC-600M",
     "esmc_300m": "biohub/ESMC-300M",
 }
+
+
+def test_what_downloads_is_installed_first_where_it_is_missing(monkeypatch):
+    """As after `pip install featuremill[esm2]`, which brings no `hf`."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = others.where_else("esmc_300m")
+    assert "type pip install huggingface_hub, then hf download biohub/ESMC-300M, then " in said
 
 
 @pytest.mark.parametrize("name", TYPED)

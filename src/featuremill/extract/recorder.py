@@ -342,11 +342,8 @@ class Sampler:
 
 def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
     """Return the attempts since the part was last finished, which the next attempt continues."""
-    finished = [
-        number
-        for number, attempt in enumerate(attempts)
-        if (attempt.end or {}).get("status") == "ok"
-    ]
+    statuses = [(attempt.end or {}).get("status") for attempt in attempts]
+    finished = [number for number, status in enumerate(statuses) if status == "ok"]
     return attempts[finished[-1] + 1 :] if finished else attempts
 
 

@@ -194,9 +194,8 @@ class Supervisor:
                     pass_fds=[self._lock, job.stacks, *held.descriptors],
                     env=environment.of_child(held.environment | _threads(job.threads)),
                 )
-            listener = threading.Thread(
-                target=_log_lines, args=(worker.stderr, log_level), daemon=True
-            )
+            arguments = worker.stderr, log_level
+            listener = threading.Thread(target=_log_lines, args=arguments, daemon=True)
             listener.start()
             self._recorder.starts(worker.pid)
             try:

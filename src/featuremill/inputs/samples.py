@@ -142,9 +142,8 @@ def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
         also = [f"And {error}" for error in wrong[1:MOST_LISTED]]
         raise UserError(" ".join([wrong[0], *also, *[f"And {more:,} more."] * (more > 0)]))
     samples = sorted(files)
-    about = {SAMPLE: samples} | {
-        n: [about_samples[sample][0][n] for sample in samples] for n in own
-    }
+    about = {SAMPLE: samples}
+    about |= {name: [about_samples[sample][0][name] for sample in samples] for name in own}
     return Sheet(path, about, _rows_of(files))
 
 

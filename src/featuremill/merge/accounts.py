@@ -87,9 +87,8 @@ def _add_failures(
     payloads = payloads_of(folder, part, shard, planned["row"][is_failed], sha256[rows])
     if len(rows):
         columns = [reasons.take(pa.array(rows)), payloads]
-        failures.add(
-            planned["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=failures.columns)
-        )
+        failed = pa.record_batch(columns, schema=failures.columns)
+        failures.add(planned["ordinal"][is_failed].copy(), failed)
 
 
 def payloads_of(

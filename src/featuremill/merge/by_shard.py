@@ -71,8 +71,9 @@ class ByShard:
         Raises:
             IntegrityError: when a shard was delivered with other records than it has.
         """
+        outputs = {file.output for shard in self._shards for file in shard.files}
         for number, shard in enumerate(self._shards):
-            written = dict.fromkeys(self._outputs, 0)
+            written = dict.fromkeys(outputs, 0)
             for file in shard.files:
                 written[file.output] += file.rows
             sums = {rows + shard.failed for rows in written.values()} | {shard.rows}
@@ -91,10 +92,6 @@ class ByShard:
             refused=refused,
             duplicate=duplicate,
         )
-
-    @property
-    def _outputs(self) -> set[str]:
-        return {file.output for shard in self._shards for file in shard.files}
 
     def _list(self, table: Path, fasta: Path) -> None:
         """List the failed and the refused records, reading those row groups of records.parquet that
@@ -156,18 +153,15 @@ class ByShard:
             with ours.delivering_folder(path, partial(_known, sha256)) as new:
                 for name, (source, file) in files.items():
                     _link(source, new / name, file)
-                if not files:
-                    sha256.update(self._write_none(output, new, provenance))
+                if not files:  # no row is ok: one without rows
+                    name = Path(format_of(output).part_name.format(0))
+                    target = Target(new / name, self._values, 0, provenance)
+                    open_part_writer(output, target).close()
+                    sha256[str(name)] = sha256_of(new / name)
                 written[path.name] = Written.of(new, sha256)
             with ours.delivering(path.with_name(index_of(path.name))) as new:
                 _write_index(new, files)
         return written
-
-    def _write_none(self, output: str, to: Path, provenance: dict[str, str]) -> dict[str, str]:
-        """Write a file without rows, and return its sha256 by its name."""
-        name = format_of(output).part_name.format(0)
-        open_part_writer(output, Target(to / name, self._values, 0, provenance)).close()
-        return {name: sha256_of(to / name)}
 
     def _named(self, output: str) -> dict[Path, tuple[Path, DeliveredFile]]:
         """Return the paths of the delivered files of an output, by name in its folder and
@@ -230,9 +224,8 @@ def _write_index(path: Path, files: Mapping[Path, tuple[Path, DeliveredFile]]) -
     for bucket in range(num_buckets):
         here = [slice(*each[bucket : bucket + 2]) for each in edges]
         hashes = np.concatenate([part[0, cut] for part, cut in zip(parts, here, strict=True)])
-        rows = np.concatenate(
-            [part[1, cut] + np.uint64(n) for part, cut, n in zip(parts, here, first, strict=True)]
-        )
+        each = zip(parts, here, first, strict=True)
+        rows = np.concatenate([part[1, cut] + np.uint64(before) for part, cut, before in each])
         order = np.argsort(hashes, kind="stable")
         both[0, at : at + len(order)], both[1, at : at + len(order)] = hashes[order], rows[order]
         at += len(order)

@@ -233,9 +233,8 @@ class Delivering:
     def _check_room(self, part: Part, records: pa.RecordBatch) -> None:
         num_residues = sum(records.column("length").to_pylist())
         about = (part.values, records.num_rows, num_residues)
-        disk_space.check(
-            disk_space.needs_of_outputs(self.outputs, *about, self.folder.store), self.folder.root
-        )
+        needs = disk_space.needs_of_outputs(self.outputs, *about, self.folder.store)
+        disk_space.check(needs, self.folder.root)
 
 
 def standing(folder: Path) -> DeliveredShard | None:
@@ -353,9 +352,8 @@ class _Shard:
         records = self._records.take(pa.array(positions)).select(IDENTITY.names)
         identity = records.set_column(0, IDENTITY.field(ID), whole_ids(records))
         rows = values.take(self._rows[positions])
-        return pa.table(
-            [*identity.columns, *rows.columns], schema=pa.schema([*IDENTITY, *rows.schema])
-        )
+        schema = pa.schema([*IDENTITY, *rows.schema])
+        return pa.table([*identity.columns, *rows.columns], schema=schema)
 
 
 class _Values:

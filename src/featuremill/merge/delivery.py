@@ -51,12 +51,10 @@ class Rows(Protocol):
     id_columns: IdColumns
     scratch: Path
     num_threads: int
+    num_rows: int
+    """An upper bound of the number of rows."""
     beyond_bytes: int
     """The bytes of the values beyond those that their types imply."""
-
-    @property
-    def num_rows(self) -> int:
-        """An upper bound of the number of rows."""
 
     @property
     def num_residues(self) -> int:

@@ -13,6 +13,7 @@ import mmap
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +30,6 @@ from featuremill.base.this_process import take_space
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.parts import Part, other_columns
-from featuremill.store.receipt import Receipt
 from featuremill.store.records import id_columns_of, read_records, samples_of, shard_numbers
 from featuremill.store.results import Results
 
@@ -154,6 +154,7 @@ class Gatherer:
         num_threads: int,
     ) -> None:
         self.folder, self.shards, self.parts = folder, shards, parts
+        self.receipts = [part.receipt if part else None for part in parts]
         self.num_threads = num_threads
         self.scratch = scratch
         there = [part for part in parts if part]
@@ -168,8 +169,10 @@ class Gatherer:
         self.id_columns = id_columns_of(folder.records)
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(scratch / "sizes.bin") if self._are_larger(there) else None
-        self.survey = self._look()
+        self.survey = self._surveyed()
         self.rows_of_shard = self.survey.rows_of_shard
+        self.num_rows = int(self.rows_of_shard.sum())
+        """How many records there are values of, if none failed."""
         self._starts = np.concatenate(([0], np.cumsum(self.rows_of_shard)))
         self._places = scratch / "places.bin"
         self._place_all()
@@ -196,11 +199,6 @@ class Gatherer:
                 sizes[part.row_numbers()].tofile(file)
                 start += len(sizes)
         return Measured(np.array(starts), np.memmap(path, np.int64, "r") if start else None)
-
-    @property
-    def num_rows(self) -> int:
-        """Return how many records there are values of, if none failed."""
-        return int(self.rows_of_shard.sum())
 
     @property
     def num_residues(self) -> int:
@@ -235,12 +233,7 @@ class Gatherer:
         """Return the index into the plan's shards of each row; -1 where it has none."""
         return shard_numbers(rows, self._shards, self._records_path)
 
-    @property
-    def receipts(self) -> list[Receipt | None]:
-        """Return the receipt of each part; None where it is pending."""
-        return [part.receipt if part else None for part in self.parts]
-
-    def _look(self) -> Survey:
+    def _surveyed(self) -> Survey:
         """Count the rows of records.parquet and cut them into blocks of values: about
         `BLOCK_BYTES`, or twice that."""
         counts: Counter[str] = Counter()
@@ -306,9 +299,8 @@ class Gatherer:
         shuffle = Shuffle(path, columns, self.survey.edges, self._times)
         try:
             numbers = [number for number, part in enumerate(self.parts) if part]
-            spooled = in_order(
-                lambda number: self._spool(number, shuffle), numbers, self.num_threads
-            )
+            spool = partial(self._spool, shuffle=shuffle)
+            spooled = in_order(spool, numbers, self.num_threads)
             shown = Progress(log, "reading the parts", "parts")
             for count, _ in enumerate(spooled, 1):
                 shown.at(count, len(numbers))

@@ -45,9 +45,8 @@ def write(source: Source, records_path: Path, failures: Path, path: Path, sums: 
         noted += np.bincount(sample[is_noted], minlength=len(names))
         costs = batch.column("cost").to_numpy()
         np.add.at(cost_of_shard, shard[shard >= 0], costs[shard >= 0])
-    seconds_a_cost = np.array([_seconds(receipt) for receipt in source.receipts]) / np.maximum(
-        cost_of_shard, 1
-    )
+    seconds_of_shard = np.array([_seconds(receipt) for receipt in source.receipts])
+    seconds_a_cost = seconds_of_shard / np.maximum(cost_of_shard, 1)
     seconds = np.zeros(len(names))
     for batch in read_records(records_path, [SAMPLE, "shard", "cost"]):
         sample, shard = _numbers(batch, names), source.shard_numbers(batch)

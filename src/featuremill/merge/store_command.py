@@ -252,19 +252,15 @@ def _leftovers(store: Path) -> list[Path]:
     again."""
     now, own = time.time(), shared.own_folder(store)
     unnamed = [path for path in store.glob(".*") if path.name.startswith(f".{own.name}.")]
-    lone = [
-        shelf.lone_receipts() for shelf in shared.all_shelves(store) if shelf.folder.parent == own
-    ]
+    shelves = (shelf for shelf in shared.all_shelves(store) if shelf.folder.parent == own)
+    lone = itertools.chain.from_iterable(shelf.lone_receipts() for shelf in shelves)
     temporary = [
         path
-        for path in (*own.rglob(".*"), *unnamed, *itertools.chain.from_iterable(lone))
+        for path in (*own.rglob(".*"), *unnamed, *lone)
         if now - _last_written(path) > OLD_SECONDS
     ]
-    copies = [
-        path
-        for path in shared.index_copies(store)
-        if now - path.stat().st_mtime > UNREAD_DAYS * 86_400
-    ]
+    oldest = now - UNREAD_DAYS * 86_400
+    copies = [path for path in shared.index_copies(store) if path.stat().st_mtime < oldest]
     return temporary + copies
 
 

@@ -80,7 +80,7 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
         name = f"{part.path.stem}.parquet"
         schema = pa.schema([part_schema(part.values).field("sha256"), *part.values])
         with pq.ParquetWriter(to / name, schema, compression="zstd") as file:
-            for block in _blocks(_these(part, rows), schema):
+            for block in _blocks(_rows_of(part, rows), schema):
                 file.write_table(block)
         files[name] = {"sha256": sha256_of(to / name), "receipt": part.receipt.as_json()}
         num_records += len(rows)
@@ -104,7 +104,7 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
         log.warning("the card names no licence of the weights; --licence adds it.")
 
 
-def _these(part: Part, rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _rows_of(part: Part, rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
     """Yield sha256 and values of these rows of the part's shard, in the order of the part."""
     wanted = np.sort(part.row_numbers()[rows])
     first = 0

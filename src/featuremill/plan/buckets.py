@@ -159,25 +159,6 @@ def _append(to: Path, waiting: list[npt.NDArray[np.void]]) -> None:
                 file.write(keys[start:end].tobytes())
 
 
-class Holders(NamedTuple):
-    """Which rows of old shards hold records of a bucket; in the order of the shards."""
-
-    position: Integers
-    """The positions of the distinct records in the bucket."""
-    keys: npt.NDArray[np.void]
-
-
-def holders(bucket: Bucket, to: Path, number: int, among: npt.NDArray[np.bool_]) -> Holders:
-    """Return what the old shards for which `among` is true hold of the bucket."""
-    path = _old_path(to, number)
-    keys = np.fromfile(path, OLD_KEY) if path.exists() else np.empty(0, OLD_KEY)
-    keys = keys[among[keys["shard"]]]
-    position = np.searchsorted(bucket.sha256, keys["sha256"])
-    is_there = position < len(bucket.sha256)
-    is_there[is_there] = bucket.sha256[position[is_there]] == keys["sha256"][is_there]
-    return Holders(position[is_there], keys[is_there])
-
-
 class OldShards(NamedTuple):
     """The old shards of a run: their keys, which of them stay, and which are not computed."""
 
@@ -189,10 +170,21 @@ class OldShards(NamedTuple):
     """Whether each is not computed yet: then a store's values are preferred. The last entry is for
     NOWHERE (-1), and is True."""
 
+    def held(self, bucket: Bucket, number: int) -> tuple[Integers, npt.NDArray[np.void]]:
+        """Return the positions of the bucket's distinct records that kept shards hold, and their
+        keys there, in the order of the shards."""
+        path = _old_path(self.keys, number)
+        keys = np.fromfile(path, OLD_KEY) if path.exists() else np.empty(0, OLD_KEY)
+        keys = keys[self.kept[keys["shard"]]]
+        position = np.searchsorted(bucket.sha256, keys["sha256"])
+        is_there = position < len(bucket.sha256)
+        is_there[is_there] = bucket.sha256[position[is_there]] == keys["sha256"][is_there]
+        return position[is_there], keys[is_there]
+
     def homes(self, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
         """Return the shard and row of each distinct record of the bucket, as `LOCATION`."""
         locations = np.full(len(bucket.sha256), NOWHERE, LOCATION)
-        position, keys = holders(bucket, self.keys, number, self.kept)
+        position, keys = self.held(bucket, number)
         for name in LOCATION.names or ():
             locations[name][position] = keys[name]  # of several shards, the last one counts
         return locations

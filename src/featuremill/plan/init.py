@@ -40,6 +40,7 @@ from featuremill.workload import (
     plugin_errors,
     refuse_without_packages,
     weights,
+    workloads,
 )
 
 COMMENT_WIDTH = 96
@@ -59,16 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="FASTA, table, …; of several, or a folder of them, each is a sample",
     )
-    parser.add_argument(
-        "--output", type=Path, help="config to write; default: named like the input"
-    )
+    parser.add_argument("--output", type=Path, help="config to write; default: named as the input")
     parser.add_argument(
         "--model", help="network to use; default: one that is on this machine, else the bundled one"
     )
     parser.add_argument(
         "--workload",
         default=config.Config.model_fields["workload"].default,
-        help="what to compute; default: %(default)s",
+        help=f"what to compute: {', '.join(workloads())}; default: %(default)s",
     )
     for column in ("id", "sequence"):
         parser.add_argument(
@@ -166,11 +165,8 @@ def _write(
     with _placed(output), ours.keeping_old(output) as temporary:
         temporary.write_text(text, "utf-8")
     todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
-    if not unfilled or "model" in settings["options"]:
-        caution = weights.caution_of(checked.workload, checked.options)
-    else:
-        caution = ""
-    if caution:
+    has_model = not unfilled or "model" in settings["options"]
+    if has_model and (caution := weights.caution_of(checked.workload, checked.options)):
         log.warning("%s", caution)
     wrote = " and ".join(filter(None, [records.get("samples"), str(output)]))
     log.info("wrote %s; %s: %s", wrote, todo, command_line.first(output))

@@ -57,9 +57,8 @@ def _beyond_existing(need: Need) -> Need:
     """Return what is needed beyond the old result, which the workflow removes before it merges."""
     path = need.folder / need.what
     sizes = [file.stat().st_size for file in (files_of(path) if path.exists() else ())]
-    return need._replace(
-        num_bytes=max(0, need.num_bytes - sum(sizes)), num_files=max(0, need.num_files - len(sizes))
-    )
+    num_bytes = max(0, need.num_bytes - sum(sizes))
+    return need._replace(num_bytes=num_bytes, num_files=max(0, need.num_files - len(sizes)))
 
 
 def _missing_part_bytes(folder: Results, plan: Plan, values: pa.Schema) -> int:

@@ -90,13 +90,13 @@ class Processes:
         except KNOWN as error:
             failed.append((number + 1, error))
         results = []
-        for place, process in enumerate(self._processes):
+        for position, process in enumerate(self._processes):
             with contextlib.suppress(BrokenPipeError):
                 process.tasks.send(None)
             try:
                 results.append(process.answer())
             except KNOWN as error:  # that of the first value that fails, as of one process
-                failed.append((place + len(self._processes) * process.num_done, error))
+                failed.append((position + len(self._processes) * process.num_done, error))
         if failed:
             raise min(failed, key=lambda each: each[0])[1]
         return results
@@ -135,9 +135,8 @@ class _Process:
         """Values of a stream that were done when the answer came."""
         their_tasks, self.tasks = SPAWN.Pipe(duplex=False)
         self.answers, their_answers = SPAWN.Pipe(duplex=False)
-        self.handle = SPAWN.Process(
-            target=_work, args=(their_tasks, their_answers, os.getpid()), daemon=True
-        )
+        arguments = their_tasks, their_answers, os.getpid()
+        self.handle = SPAWN.Process(target=_work, args=arguments, daemon=True)
         # The first process also starts multiprocessing's own, after which nothing is blocked.
         resource_tracker.ensure_running()
         with this_process.starting_child():
@@ -191,9 +190,8 @@ def _work(tasks: Connection, answers: Connection, parent: int) -> None:
     while (task := _next(tasks)) is not None:
         function, arguments, has_stream = task
         numbers = itertools.count()
-        stream = (
-            value for value, _ in zip(iter(partial(_next, tasks), None), numbers, strict=False)
-        )
+        values = iter(partial(_next, tasks), None)
+        stream = (value for value, _ in zip(values, numbers, strict=False))
         is_error = True
         try:
             answer = function(*arguments, stream) if has_stream else function(*arguments)

@@ -68,13 +68,8 @@ class Rows:
     def _in_order(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches as they were dealt; read and not mapped, to leave no pages behind."""
         with ExitStack() as stack:
-            readers = [
-                stack.enter_context(
-                    pa.ipc.open_stream(stack.enter_context(pa.OSFile(str(path), "rb")))
-                )
-                for path in self._paths
-            ]
-            for reader in itertools.cycle(readers):
+            files = [stack.enter_context(pa.OSFile(str(path), "rb")) for path in self._paths]
+            for reader in itertools.cycle(map(pa.ipc.open_stream, files)):
                 batch = next(reader, None)
                 if batch is None:  # dealt in turn: nobody has another one
                     return
@@ -139,9 +134,8 @@ def write_records(
             low, high = np.searchsorted(repeats, [start, end])
             status = np.where(is_refused, REFUSED, PLANNED)
             status[repeats[low:high] - start] = DUPLICATE
-            shard = pa.DictionaryArray.from_arrays(
-                pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED), names
-            )
+            number = pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED)
+            shard = pa.DictionaryArray.from_arrays(number, names)
             writer.write_table(_block(schema, block, start, status, shard, where["row"], keys))
             start = end
             shown.at(start, len(locations))

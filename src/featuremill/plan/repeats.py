@@ -26,7 +26,7 @@ KEY = ("id", "owner", "sha256")
 Ordinals = npt.NDArray[np.int64]
 
 
-class Found(NamedTuple):
+class Repeated(NamedTuple):
     """The rows whose id occurs several times: repeated rows and conflicting rows."""
 
     repeats: Ordinals
@@ -35,12 +35,12 @@ class Found(NamedTuple):
     """Rows whose id stands for different payloads, each with the reason to refuse it."""
 
 
-def find(rows: Rows, ids_paths: Sequence[Path]) -> Found:
+def find(rows: Rows, ids_paths: Sequence[Path]) -> Repeated:
     """Return the rows whose id occurs several times, as repeats or as conflicts."""
     conflicts: dict[int, str] = {}
     rows_of_block = [_repeats(rows, *block, conflicts) for block in same_hash(ids_paths)]
     repeats = np.sort(np.concatenate(rows_of_block)) if rows_of_block else np.empty(0, np.int64)
-    return Found(repeats, conflicts)
+    return Repeated(repeats, conflicts)
 
 
 def _repeats(

@@ -60,8 +60,8 @@ def places_in(records_path: Path, shards: Sequence[str]) -> Iterator[tuple[pa.Ta
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             number = shard_numbers(table, names, records_path)
-            place = (number << 32) + table["row"].fill_null(0).to_numpy()
-            yield table, np.where(number < 0, ELSEWHERE, place)
+            places = (number << 32) + table["row"].fill_null(0).to_numpy()
+            yield table, np.where(number < 0, ELSEWHERE, places)
 
 
 def move_rows(
@@ -88,10 +88,9 @@ def move_rows(
             is_moved = origins[at] == places
             shard = np.where(is_moved, targets[at] >> 32, translation[places >> 32])
             row = np.where(is_moved, targets[at], places) & 0xFFFFFFFF
+            numbers = pa.array(shard.astype(np.int32), mask=absent)
             columns = {name: table[name] for name in schema.names} | {
-                "shard": pa.DictionaryArray.from_arrays(
-                    pa.array(shard.astype(np.int32), mask=absent), names
-                ),
+                "shard": pa.DictionaryArray.from_arrays(numbers, names),
                 "row": pa.array(row.astype(np.int32), mask=absent),
             }
             writer.write_table(pa.table(list(columns.values()), schema=schema))
@@ -136,9 +135,8 @@ def run(arguments: argparse.Namespace) -> None:
             stack.enter_context(run_lock.alone(folder.root))
             stack.enter_context(locked(folder.store / "plan.lock", say))
             run_lock.refuse_jobs(folder.root)
-        is_changed = retry(
-            planned, arguments.reason or [], arguments.dry_run, arguments.sample or []
-        )
+        kinds, samples = arguments.reason or [], arguments.sample or []
+        is_changed = retry(planned, kinds, arguments.dry_run, samples)
     if is_changed:
         log.info("now run: %s", runs.again())
 
@@ -363,9 +361,8 @@ def _replace_plan(
     moved = moved + place_of(len(kept), np.zeros_like(moved))
     with ours.delivering(folder.plan) as new_plan, ours.delivering(folder.records) as new_records:
         move_rows(folder.records, new_records, old_names, new_names, chosen.places, moved)
-        plan = plan.model_copy(
-            update={"records_sha256": sha256_of(new_records), "shards": kept + new}
-        )
+        update = {"records_sha256": sha256_of(new_records), "shards": kept + new}
+        plan = plan.model_copy(update=update)
         plan.write(folder.kept_plan)
         new_plan.write_text(files.as_text(files.sealed(plan.as_json())), "utf-8")
         for old_file, new_file in ((folder.plan, new_plan), (folder.records, new_records)):

@@ -115,10 +115,8 @@ def choose(work: Work, speed: Speed | None, slots: int, usual_cost: int = UNKNOW
         fewest = fewest if slots > 1 else 1
     else:
         seconds, startup = work.cost / speed.cost_per_second, speed.startup_seconds
-        usual, why = (
-            math.ceil(seconds / USUAL_SECONDS),
-            f"some {USUAL_SECONDS / 60:.0f} minutes each",
-        )
+        usual = math.ceil(seconds / USUAL_SECONDS)
+        why = f"some {USUAL_SECONDS / 60:.0f} minutes each"
         least_seconds = max(LEAST_SECONDS, startup * (1 / MOST_STARTUP - 1))
         most = max(1, int(seconds / least_seconds))
         why_most = f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s"

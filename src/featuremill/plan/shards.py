@@ -32,7 +32,6 @@ from featuremill.plan.buckets import (
     OldShard,
     OldShards,
     buckets_of,
-    holders,
 )
 from featuremill.plan.processes import Processes
 from featuremill.plan.taken import NOTHING, Offer
@@ -154,10 +153,9 @@ class Cutter:
 
     def used_of(self, names: Collection[str]) -> Used:
         """Return what old shards of these `names` are asked for, and how many of them are asked."""
-        is_one = np.array([shard.name in names for shard in self._old], bool) & (self._used > 0)
-        return Used(
-            int(self._used_cost[is_one].sum()), int(self._used[is_one].sum()), int(is_one.sum())
-        )
+        is_used = np.array([shard.name in names for shard in self._old], bool) & (self._used > 0)
+        cost, records = self._used_cost[is_used].sum(), self._used[is_used].sum()
+        return Used(int(cost), int(records), int(is_used.sum()))
 
     def release(self, names: Collection[str]) -> Unassigned:
         """Release the old shards of these `names`, and place all records again. Return the records
@@ -235,7 +233,7 @@ class Cutter:
 def _wanted_bytes(work: Work, number: int) -> Integers:
     """Return how many payload bytes of each old shard records of the bucket want."""
     bucket = Bucket(work.spools, number)
-    _, keys = holders(bucket, work.own.keys, number, work.own.kept)
+    _, keys = work.own.held(bucket, number)
     wanted = np.zeros(len(work.own.kept), np.int64)
     np.add.at(wanted, keys["shard"], keys["bytes"])
     return wanted

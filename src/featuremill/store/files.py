@@ -53,9 +53,9 @@ def files_below(folder: Path) -> list[str]:
         UserError: a name is not in UTF-8.
     """
     listed = []
-    for place, folders, names in os.walk(folder, onerror=_raise):
+    for inside, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if name[0] != "."]
-        paths = [Path(place, name) for name in names if name[0] != "."]
+        paths = [Path(inside, name) for name in names if name[0] != "."]
         listed += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
     for name in listed:
         if not name.isascii() and (shown := os.fsencode(name).decode("utf-8", "replace")) != name:

@@ -121,9 +121,8 @@ def opened(path: Path) -> Level | None:
             log.warning("%s: this index is damaged, and not used.", path)
             return None
         with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
-            return Level(
-                path, {str(k): int(n) for k, n in json.loads(file.schema.metadata[PARTS]).items()}
-            )
+            parts = json.loads(file.schema.metadata[PARTS])
+            return Level(path, {str(name): int(rows) for name, rows in parts.items()})
     except OSError:  # its owner has just merged it with others
         return None
     except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException):
@@ -217,9 +216,8 @@ def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
 
 def _cut(held: Sequence[Entries]) -> Iterator[Entries]:
     sha256, part, row = joined(held)
-    edges = np.searchsorted(
-        np.ascontiguousarray(sha256).view(np.uint8)[::32], np.arange(NUM_BUCKETS + 1)
-    )
+    first_byte = np.ascontiguousarray(sha256).view(np.uint8)[::32]
+    edges = np.searchsorted(first_byte, np.arange(NUM_BUCKETS + 1))
     for start, end in itertools.pairwise(edges):
         yield sha256[start:end], part[start:end], row[start:end]
 

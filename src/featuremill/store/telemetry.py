@@ -86,9 +86,8 @@ class Writer:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             self.num_bytes = os.fstat(self._file).st_size
             # A killed writer's last line may lack its end.
-            self._is_torn = (
-                self.num_bytes > 0 and os.pread(self._file, 1, self.num_bytes - 1) != b"\n"
-            )
+            last = os.pread(self._file, 1, max(0, self.num_bytes - 1))
+            self._is_torn = last not in (b"", b"\n")
 
     @contextlib.contextmanager
     def _giving_up(self) -> Any:

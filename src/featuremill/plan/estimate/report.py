@@ -28,7 +28,6 @@ from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
 from featuremill.workload import (
     Device,
     EstimatesMemory,
-    HasCheckpoints,
     Weights,
     optional,
     plugin_errors,
@@ -210,16 +209,12 @@ class Case:
         plan, config, is_gpu = self.work.plan, self.config, self.device.kind == "cuda"
         workload = config.module
         # Not the settings', which lack the options that no recipe holds.
-        resolved = plugin_errors.resolved(
-            config.workload, workload, config.options, self.device, self.weights
-        )
+        about = config.options, self.device, self.weights
+        resolved = plugin_errors.resolved(config.workload, workload, *about)
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values, config)
-        rows, works = zip(
-            *(self._row(number, values, around, given_rate, startup) for number in slots),
-            strict=True,
-        )
-        work = works[0]  # what follows hardly depends on the number of slots
+        estimates = [self._row(number, values, around, given_rate, startup) for number in slots]
+        _, work = estimates[0]  # what follows hardly depends on the number of slots
         too_large = needs.too_large(config, self.device, self.weights, plan)
         cost, weights_mb = plan.lengths.costliest, 0.0
         device_mb = needs.memory_mb(config, self.device, self.weights, cost)
@@ -246,7 +241,7 @@ class Case:
             shards_left=len(work.left),
             is_cut=work.is_cut,
             slot="GPU" if is_gpu else "slot",
-            rows=list(rows),
+            rows=[row for row, _ in estimates],
             around_seconds=around,
             device_mb=measured_mb or device_mb or None,
             host_mb=host_mb,
@@ -266,8 +261,8 @@ class Case:
         weights, module, model = "", self.config.module, self.config.model
         if model and not self.settings.weights_sha256:
             how = "read"
-            if isinstance(module, HasCheckpoints):
-                is_there = module.CHECKPOINTS.locate(model).kind != "published"
+            if checkpoints := optional(module, "CHECKPOINTS"):
+                is_there = checkpoints.locate(model).kind != "published"
                 how = "convert" if is_there else "fetch and convert"
             weights = f"; to {how} the weights comes on top"
         return f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
@@ -317,9 +312,8 @@ class Case:
         if work.cost:
             num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
             size = round(plan.lengths.total * num_records / max(1, plan.counts.planned))
-            best = choose(
-                work_of(work.cost, num_records, size, values, plan.cost_unit), speed, jobs
-            )
+            to_cut = work_of(work.cost, num_records, size, values, plan.cost_unit)
+            best = choose(to_cut, speed, jobs)
             if not work.is_cut:
                 work = work.in_shards(best.num_shards)
         rate, starting = speed.cost_per_second, speed.startup_seconds

@@ -90,7 +90,6 @@ def import_head(chosen: Chosen) -> None:
 
 
 def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
-    """Return the file's tensors by name."""
     import io
 
     import torch
@@ -156,11 +155,7 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> bytes:
 
 
 def _named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
-    """Return the tensors under VirNucPro's names, which are found by the shapes.
-
-    Raises:
-        UserError: if they belong to another network.
-    """
+    """Return the tensors under VirNucPro's names, which are found by the shapes."""
     layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
     for name, tensor in of_file.items():
         layer, _, kind = name.rpartition(".")

@@ -21,6 +21,7 @@ from featuremill.features import Matrix, Parts
 from featuremill.kit.arrays import matrices
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, IdColumns
+from featuremill.kit.tables import without_features
 from featuremill.kit.text import Progress
 from featuremill.steps.heads import card, labels
 from featuremill.steps.heads.computed import Choices, NewRecords, origin_of
@@ -31,7 +32,6 @@ from featuremill.steps.heads.examples import (
     labelled,
     numbered,
     sha256s_of,
-    without_features,
 )
 from featuremill.steps.heads.figures import FOLDS
 from featuremill.steps.heads.fitting import Rows, Tensors
@@ -82,7 +82,7 @@ def gather(training: Training) -> tuple[Gathered, Residues]:
         pairs = zip(ids, rows_of_ids.tolist(), strict=True)
         row_of |= {id: row for id, row in pairs if id in of_id}
     if not row_of:
-        raise without_features(of_id, used, [planned])
+        raise without_features(used.file, of_id, [planned])
     for id, row in row_of.items():
         num_residues = int(parts.num_of_row[row])
         labels.refuse_length(id, of_id[id], num_residues, planned.name, used.file)
@@ -108,7 +108,6 @@ def gather(training: Training) -> tuple[Gathered, Residues]:
 
 
 def _part(parts: Parts) -> card.Part:
-    """Return the entry of a card for these vectors."""
     return card.Part(
         width=parts.column.width,
         column=parts.column.name,

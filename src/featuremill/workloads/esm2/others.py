@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.workload.hugging_face import download_command
+
 __all__ = ["OTHERS", "Other", "where_else"]
 
 
@@ -68,6 +70,7 @@ def where_else(model: str) -> str:
     weights = model if owner else match.weights
     then = f" Set alphabet: {match.alphabet} in that config." if match.alphabet else ""
     return (
-        f"workload {match.workload} computes it: type hf download {weights}, then featuremill init "
-        f"YOUR.fasta --workload {match.workload} --model {match.model or weights}.{then}"
+        f"workload {match.workload} computes it: type {download_command(weights)}, then "
+        f"featuremill init YOUR.fasta --workload {match.workload} --model "
+        f"{match.model or weights}.{then}"
     )

@@ -18,6 +18,7 @@ from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
+    how_to_download,
     how_to_get,
     place_of,
 )
@@ -99,11 +100,8 @@ def refuse_missing(model: str, layout: str = LAYOUT) -> None:
 
 def _refuse_missing(model: str, path: Path) -> None:
     if not is_path(model):
-        raise UserError(
-            f"{model}: its weights are not on this machine; type hf download {NAMES[model]} here, "
-            f"or on a machine with a network: hf download {NAMES[model]} --local-dir {model}, and "
-            "set model: to that folder."
-        )
+        advice = how_to_download(NAMES[model], model)
+        raise UserError(f"{model}: its weights are not on this machine; {advice}.")
     if remedy := how_to_get(model):
         raise UserError(f"{model}: there is no such file or folder; {remedy}.")
     refuse_unreadable(path)
