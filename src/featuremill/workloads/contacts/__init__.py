@@ -244,6 +244,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     Raises:
         RecordFailed: attention or contacts have more numbers than a column holds.
     """
+    from featuremill.workload import spread
     from featuremill.workloads.esm2 import packing
     from featuremill.workloads.esm2.tokens import tokenize
 
@@ -258,9 +259,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     seen = list(compress(proteins, is_seen))
     sequences = [tokenize(letters, (0, len(letters))) for letters in seen]
     pack = packing.pack(sequences, batch_cost, encoder.device)
-    if encoder.device.type != "cpu":
-        pack = pack.each(lambda tensor: tensor.pin_memory())
-    return Batch(pack, proteins, is_seen, with_attention)
+    return Batch(spread.pinned(pack, encoder.device), proteins, is_seen, with_attention)
 
 
 def _refuse_too_many(model: Model, lengths: Sequence[int], with_attention: Sequence[bool]) -> None:
@@ -288,7 +287,7 @@ def run(model: Model, batch: Batch) -> Result:
     dtype = getattr(torch, model.options.output_dtype)
     wanted = list(compress(batch.with_attention, batch.is_seen))
     observer.begin(batch.pack, wanted, dtype, encoder.device)
-    for _ in encoder.representations(batch.pack.to(encoder.device), (encoder.num_layers,)):
+    for _ in encoder.representations(batch.pack, (encoder.num_layers,)):
         pass  # the observer computes attention meanwhile
     num_bytes = 4 * sum(len(letters) ** 2 for letters in batch.proteins)
     contacts = observer.contacts() if model.options.needs_regression else iter(())
