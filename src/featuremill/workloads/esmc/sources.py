@@ -24,8 +24,8 @@ from featuremill.workload.hugging_face import (
 )
 from featuremill.workload.weights import converted
 from featuremill.workloads import esm2
+from featuremill.workloads.esm2.folder import ESM_C, facts_of
 from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
-from featuremill.workloads.esmc.layout import facts_of
 
 __all__ = ["NAMES", "header", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
@@ -93,7 +93,7 @@ def refuse_missing(model: str, layout: str = LAYOUT) -> None:
     path = _path_of(model)
     if path.is_dir():
         checkpoint_files(path)
-        facts_of(path)
+        facts_of(path, ESM_C)
     elif not path.is_file() and (is_path(model) or not converted(model, layout)):
         _refuse_missing(model, path)
 
