@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.base.change import Change
+from featuremill.base.words import Change
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
 from featuremill.step import Product

@@ -244,7 +244,6 @@ def _records(project: step.Project) -> dict[str, str]:
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
-    """Return the file of records that the key `of` of a set selects."""
     if kind is None:
         return files.get(run.run.rpartition("/")[2], next(iter(files.values())))
     if str(kind) not in files:

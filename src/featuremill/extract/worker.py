@@ -24,17 +24,16 @@ from typing import Any, TextIO
 
 from featuremill.base import faults, late_pandas, this_process
 from featuremill.base.devices import Device, with_processors
-from featuremill.base.environment import CUDA_DEVICE_ORDER
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.extract import staging
 from featuremill.extract.job import Job
 from featuremill.extract.pipeline import Pipeline, Shard, Watch
+from featuremill.lease.environment import CUDA_DEVICE_ORDER
 from featuremill.store import journal
 from featuremill.store.parts import read_verified
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 from featuremill.workload import (
-    StartsAhead,
     Weights,
     Workload,
     compute,
@@ -60,8 +59,7 @@ def start(workload: Workload, devices: Sequence[Device]) -> None:
     if devices[0].kind == "cuda" and "torch" in workload.Options.PACKAGES:
         CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # before CUDA is initialised
         loading.beside("CUDA", partial(make_contexts, len(devices)))
-    if isinstance(workload, StartsAhead):
-        workload.start_ahead(devices)
+    optional(workload, "start_ahead")(devices)
 
 
 def start_reading(path: Path) -> None:
@@ -300,7 +298,6 @@ class Worker:
         _say(self.events, "loads", message=step)
 
     def _too_large(self, error: Exception) -> str:
-        """Return the message for a model that is too large for memory."""
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
             free = f"; {free}" if (free := compute.free_on_gpu()) else ""

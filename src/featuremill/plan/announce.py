@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from featuremill.base.change import in_words
 from featuremill.base.devices import Device
-from featuremill.base.words import counted, human_bytes, in_units, plain_duration
+from featuremill.base.words import counted, human_bytes, in_units, in_words, plain_duration
 from featuremill.config.products import changes_of_settings
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Sizing

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from featuremill.base.change import Change, in_words
 from featuremill.base.described import Described
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
-from featuremill.base.words import listed
+from featuremill.base.words import Change, in_words, listed
 from featuremill.store import state
 from featuremill.store.state import Seen
 from featuremill.store.state import State as State
@@ -70,10 +69,6 @@ class Ahead(NamedTuple):
     """Workload, version and options of its recipe, without what only the weights determine."""
 
 
-def _unknown(_: str) -> Ahead | None:
-    return None
-
-
 class Project(NamedTuple):
     """The project, as a step sees it."""
 
@@ -86,7 +81,7 @@ class Project(NamedTuple):
     run by the run's name."""
     sections: Mapping[str, Any]
     """The section of each step, by KEY."""
-    ahead: Callable[[str], Ahead | None] = _unknown
+    ahead: Callable[[str], Ahead | None] = lambda _: None
     """Returns what is known ahead of a set of features. None if nothing is known yet, for a
     finished run elsewhere, and outside `problems_of_files`."""
     samples: str = ""

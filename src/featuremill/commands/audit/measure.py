@@ -27,7 +27,6 @@ from featuremill.kit.text import Progress
 from featuremill.workload import (
     Device,
     EstimatesMemory,
-    HasPrecisions,
     Kind,
     Weights,
     Workload,
@@ -35,15 +34,17 @@ from featuremill.workload import (
     optional,
     plugin_errors,
 )
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches
 from featuremill.workload.outputs import kind_of
 
 
 @runtime_checkable
-class IsAudited(HasPrecisions, Protocol):
+class IsAudited(Protocol):
     """A workload whose number types can be compared. An optional `ONE_TOKEN` has the prefixes of
     columns with values of a single token. These are less exact in 16 bits than means over tokens,
     so they have a wider bound."""
+
+    PRECISION: str
 
     def audited(self, options: Any, precision: str) -> Any:
         """Return resolved `options` in this precision that deliver all vectors unrounded. Each

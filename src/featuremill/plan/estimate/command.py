@@ -25,7 +25,7 @@ from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import DEFAULT, Device, EstimatesMemory, HasCheckpoints, Weights, Workload
+from featuremill.workload import DEFAULT, Device, EstimatesMemory, Weights, Workload, optional
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.recipe import settings_of
@@ -132,7 +132,7 @@ def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
         return weights_verb.weights_of(entry)
     if isinstance(workload, EstimatesMemory):
         return workload.weights_ahead(options)
-    if isinstance(workload, HasCheckpoints):
+    if optional(workload, "CHECKPOINTS"):
         command = weights_verb.command_for(model, name, str(path))
         raise UserError(
             f"{path}: the weights of this run are not there yet; type `{command}` first, then "

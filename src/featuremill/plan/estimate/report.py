@@ -28,7 +28,6 @@ from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
 from featuremill.workload import (
     Device,
     EstimatesMemory,
-    HasCheckpoints,
     Weights,
     optional,
     plugin_errors,
@@ -262,8 +261,8 @@ class Case:
         weights, module, model = "", self.config.module, self.config.model
         if model and not self.settings.weights_sha256:
             how = "read"
-            if isinstance(module, HasCheckpoints):
-                is_there = module.CHECKPOINTS.locate(model).kind != "published"
+            if checkpoints := optional(module, "CHECKPOINTS"):
+                is_there = checkpoints.locate(model).kind != "published"
                 how = "convert" if is_there else "fetch and convert"
             weights = f"; to {how} the weights comes on top"
         return f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."

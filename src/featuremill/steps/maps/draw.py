@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.features.nearest import NotFiniteError, nearest_in_memory
-from featuremill.features.shown import MOST_SHOWN, Labelled, Shown
+from featuremill.features.shown import MOST_SHOWN, Labels, Shown
 from featuremill.kit.ids import accessions
 from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share
@@ -269,7 +269,7 @@ def _sentence(shown: Shown, explained: float, kept: keep.Kept | None) -> str:
     return text
 
 
-def _about_labels(shown: Shown, labels: Labelled) -> str:
+def _about_labels(shown: Shown, labels: Labels) -> str:
     if not labels.num_found:
         return f" Coloured by length: {labels.file} has no row with the id of one of them."
     text = f" Coloured by {labels.title} of {labels.file}"
