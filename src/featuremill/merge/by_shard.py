@@ -53,10 +53,10 @@ class ByShard:
         scratch: Path,
         identities: Identities,
         shards: Sequence[DeliveredShard],
-        receipts: Sequence[Receipt],
     ) -> None:
         self._folder, self._plan, self.scratch = folder, plan, scratch
-        self._identities, self._shards, self.receipts = identities, shards, receipts
+        self._identities, self._shards = identities, shards
+        self.receipts = [_receipt(folder, plan, source) for source in plan.sources]
         self.samples = identities.samples
         self.rows_of_shard = identities.rows_of_shard
         self.keys = frozenset(shard.key for shard in shards)
@@ -245,8 +245,7 @@ def collected(
     with scratch(folder.store / "merge") as spool, closing(lay_out(folder, plan)) as identities:
         shards = _delivered(Delivering(folder, plan, outputs, identities), num_threads)
         _refuse_other_columns(folder, plan, shards)
-        receipts = [_receipt(folder, plan, source) for source in plan.sources]
-        yield ByShard(folder, plan, spool, identities, shards, receipts)
+        yield ByShard(folder, plan, spool, identities, shards)
 
 
 def _delivered(delivering: Delivering, num_threads: int) -> list[DeliveredShard]:

@@ -33,7 +33,7 @@ from featuremill.features.index import sorted_hashes
 from featuremill.features.parts import view
 from featuremill.merge.accounts import FAILURE, payloads_of
 from featuremill.merge.delivery import opened
-from featuremill.merge.gather import IDENTITY, bytes_of_rows, check_values, in_order
+from featuremill.merge.gather import IDENTITY, bytes_of_rows, check_values, in_order, pieces_of
 from featuremill.merge.identities import Identities, lay_out
 from featuremill.merge.provenance import provenance_of
 from featuremill.store import disk_space
@@ -297,8 +297,6 @@ class _Shard:
         with pa.memory_map(str(self._part.path)) as source:
             values = _Values(source, self._part)
             for number, (folder, positions) in enumerate(self._by_folder(ok)):
-                blocks = np.cumsum(sizes[self._rows[positions]]) // BLOCK_BYTES
-                edges = [0, *(1 + np.flatnonzero(np.diff(blocks))).tolist(), len(positions)]
                 paths = {name: self._folder / f"{name}-{number}" for name in outputs}
                 with ExitStack() as stack:
                     writers = {}
@@ -306,8 +304,8 @@ class _Shard:
                         about = self._part.values, len(positions), self._provenance
                         writer = opened(name, Target(path, *about), is_part=True)
                         writers[name] = stack.enter_context(writer)
-                    for start, end in itertools.pairwise(edges):
-                        block = self._block(values, positions[start:end])
+                    for rows in pieces_of(sizes[self._rows[positions]], BLOCK_BYTES):
+                        block = self._block(values, positions[rows])
                         for name, writing in writers.items():
                             with errors_of(name, "write"):
                                 writing.write(block)

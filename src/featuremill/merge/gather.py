@@ -68,6 +68,13 @@ def _of_column(column: pa.Array) -> Sizes:
     return _numbers(pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False))
 
 
+def pieces_of(sizes: Sizes, num_bytes: int) -> Iterator[slice]:
+    """Yield slices of rows of these `sizes`, each of about so many bytes."""
+    pieces = np.cumsum(sizes) // num_bytes
+    edges = [0, *(1 + np.flatnonzero(np.diff(pieces))).tolist(), len(sizes)]
+    yield from itertools.starmap(slice, itertools.pairwise(edges))
+
+
 def _is_plain(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind))
 
@@ -341,10 +348,7 @@ class Gatherer:
         if self._sizes is None:
             yield slice(None)
             return
-        sizes = bytes_of_rows(batch.select(self.values.names))[inside]
-        pieces = np.cumsum(sizes) // BLOCK_BYTES
-        edges = [0, *(1 + np.flatnonzero(np.diff(pieces))).tolist(), len(inside)]
-        yield from (slice(start, end) for start, end in itertools.pairwise(edges))
+        yield from pieces_of(bytes_of_rows(batch.select(self.values.names))[inside], BLOCK_BYTES)
 
     def _join(self, number: int, rows: pa.Table, shuffle: Shuffle) -> pa.Table:
         """Return a block's identities and values, side by side."""

@@ -56,8 +56,6 @@ class Identities:
         """Records by their status: planned, refused, duplicate."""
         self.rows_of_shard = np.array(survey["rows_of_shard"], np.int64)
         """Planned records of each of the plan's shards."""
-        self.total_length: int = survey["total_length"]
-        """The length of all planned records, in the workload's unit."""
         self.with_refused: set[int] = set(survey["with_refused"])
         """The row groups of records.parquet with refused records."""
         self._records = records
@@ -131,7 +129,6 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], laid_out: Path) -> N
 
 
 def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
-    """Count the records, and those of each shard."""
     counts: Counter[str] = Counter()
     rows_of_shard = np.zeros(len(shards), np.int64)
     total_length, with_refused = 0, list[int]()
@@ -139,10 +136,9 @@ def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
     with pq.ParquetFile(records) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(READ_ROWS, row_groups=[group], columns=columns):
-                here = Counter[str]()
                 status = batch.column("status").cast(pa.string())
-                for pair in status.value_counts().to_pylist():
-                    here[pair["values"]] += pair["counts"]
+                pairs = status.value_counts().to_pylist()
+                here = Counter[str]({pair["values"]: pair["counts"] for pair in pairs})
                 shard = shard_numbers(batch, shards, records)
                 rows_of_shard += np.bincount(shard[shard >= 0], minlength=len(shards))
                 planned = batch.column("length").filter(pa.array(shard >= 0))
@@ -153,7 +149,7 @@ def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
     return {
         "counts": dict(counts),
         "rows_of_shard": rows_of_shard.tolist(),
-        "total_length": total_length,
+        "total_length": total_length,  # earlier versions read it
         "with_refused": with_refused,
     }
 

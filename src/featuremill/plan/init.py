@@ -40,6 +40,7 @@ from featuremill.workload import (
     plugin_errors,
     refuse_without_packages,
     weights,
+    workloads,
 )
 
 COMMENT_WIDTH = 96
@@ -59,16 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="FASTA, table, …; of several, or a folder of them, each is a sample",
     )
-    parser.add_argument(
-        "--output", type=Path, help="config to write; default: named like the input"
-    )
+    parser.add_argument("--output", type=Path, help="config to write; default: named as the input")
     parser.add_argument(
         "--model", help="network to use; default: one that is on this machine, else the bundled one"
     )
     parser.add_argument(
         "--workload",
         default=config.Config.model_fields["workload"].default,
-        help="what to compute; default: %(default)s",
+        help=f"what to compute: {', '.join(workloads())}; default: %(default)s",
     )
     for column in ("id", "sequence"):
         parser.add_argument(
@@ -122,7 +121,6 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
 
 
 def _sheet(paths: Sequence[Path], opens_any: bool) -> str:
-    """Return a sheet with a sample for each of the files, called like it."""
     of_name: dict[str, Path] = {}
     for path in paths:
         other = of_name.setdefault(_run_name(path, opens_any), path)

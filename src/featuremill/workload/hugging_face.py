@@ -7,6 +7,7 @@ its architecture.
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import logging
 import re
@@ -189,15 +190,28 @@ def place_of(model: str) -> Path:
     return folder or path
 
 
+def download_command(name: str) -> str:
+    """Return the command that downloads `name` from Hugging Face. Where `hf` is missing, that which
+    installs it comes first."""
+    has_hf = importlib.util.find_spec("huggingface_hub") is not None
+    install = "" if has_hf else "pip install huggingface_hub, then "
+    return f"{install}hf download {name}"
+
+
+def how_to_download(name: str, folder: str) -> str:
+    """Return advice how to download `name` into the cache, or elsewhere into `folder`."""
+    return (
+        f"type {download_command(name)} here, or on a machine with a network: hf download {name} "
+        f"--local-dir {folder}, and set model: to that folder"
+    )
+
+
 def how_to_get(model: str) -> str:
     """Return advice how to download `model`, if it has the form of a name; else ""."""
     if not is_name(model):
         return ""
-    name = model.rpartition("/")[2]
-    return (
-        f"if it is a name on Hugging Face, type hf download {model} here, or on a machine with a "
-        f"network: hf download {model} --local-dir {name}, and set model: to that folder"
-    )
+    advice = how_to_download(model, model.rpartition("/")[2])
+    return f"if it is a name on Hugging Face, {advice}"
 
 
 def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:

@@ -115,10 +115,11 @@ def _marked(stream: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
         else:
             length = len(record.payload)
             yield record._replace(payload=record.payload + WITH_ATTENTION, length=length)
-    met = {accession(id) for id in wanted.id_of.values()}  # an accession may be listed with its id
-    if strangers := [name for name in wanted.unmatched if name not in met]:
+    # An accession may be listed beside its id, which has matched.
+    matched = {accession(id) for id in wanted.id_of.values()}
+    if unknown := [name for name in wanted.unmatched if name not in matched]:
         raise UserError(
-            f"{option}: no protein of the inputs is called {clipped(strangers[0])!r}; write the id "
+            f"{option}: no protein of the inputs is called {clipped(unknown[0])!r}; write the id "
             "or the accession as the inputs have it, or take it out."
         )
 
@@ -206,8 +207,8 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     num_bytes += 4 * TILE_BYTES[device.kind] * num_lanes
     if device.kind == "cpu":
         num_wanted = min(len(options.attention_of), max(1, batch_cost // longest))
-        of_one = NUMBER_BYTES[options.output_dtype] * (of_heads // 2) * longest**2
-        num_bytes += COPIES_OF_ATTENTION * num_wanted * of_one
+        attention_bytes = NUMBER_BYTES[options.output_dtype] * (of_heads // 2) * longest**2
+        num_bytes += COPIES_OF_ATTENTION * num_wanted * attention_bytes
     of_network = esm2.memory_mb(options.of_esm2, device, weights, batch_cost)
     return of_network + round(slack * num_bytes / 2**20)
 
@@ -243,6 +244,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     Raises:
         RecordFailed: attention or contacts have more numbers than a column holds.
     """
+    from featuremill.workload import spread
     from featuremill.workloads.esm2 import packing
     from featuremill.workloads.esm2.tokens import tokenize
 
@@ -257,9 +259,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     seen = list(compress(proteins, is_seen))
     sequences = [tokenize(letters, (0, len(letters))) for letters in seen]
     pack = packing.pack(sequences, batch_cost, encoder.device)
-    if encoder.device.type != "cpu":
-        pack = pack.each(lambda tensor: tensor.pin_memory())
-    return Batch(pack, proteins, is_seen, with_attention)
+    return Batch(spread.pinned(pack, encoder.device), proteins, is_seen, with_attention)
 
 
 def _refuse_too_many(model: Model, lengths: Sequence[int], with_attention: Sequence[bool]) -> None:
@@ -287,7 +287,7 @@ def run(model: Model, batch: Batch) -> Result:
     dtype = getattr(torch, model.options.output_dtype)
     wanted = list(compress(batch.with_attention, batch.is_seen))
     observer.begin(batch.pack, wanted, dtype, encoder.device)
-    for _ in encoder.representations(batch.pack.to(encoder.device), (encoder.num_layers,)):
+    for _ in encoder.representations(batch.pack, (encoder.num_layers,)):
         pass  # the observer computes attention meanwhile
     num_bytes = 4 * sum(len(letters) ** 2 for letters in batch.proteins)
     contacts = observer.contacts() if model.options.needs_regression else iter(())

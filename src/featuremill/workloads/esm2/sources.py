@@ -26,9 +26,9 @@ from featuremill.workload.hugging_face import (
 from featuremill.workload.hugging_face import download as download_file
 from featuremill.workloads.esm2.catalogue import PUBLISHED as PUBLISHED
 from featuremill.workloads.esm2.catalogue import SUGGESTED as SUGGESTED
+from featuremill.workloads.esm2.catalogue import where_else
 from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
 from featuremill.workloads.esm2.options import Options
-from featuremill.workloads.esm2.others import where_else
 
 if TYPE_CHECKING:
     from featuremill.workloads.esm2.conversion import Checkpoint as Opened

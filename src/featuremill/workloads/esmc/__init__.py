@@ -115,7 +115,5 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return the dtype and the methods for the operations on `device`, by the names in `WAYS`."""
     from featuremill.workloads.esm2 import probe
     from featuremill.workloads.esm2.architecture import ESM_C
-    from featuremill.workloads.esmc import layout
 
-    chosen = probe.ways(device, weights, ESM_C, layout.of_ours, load)
-    return dict(zip(WAYS, chosen, strict=True))
+    return dict(zip(WAYS, probe.ways(device, weights, ESM_C, load), strict=True))

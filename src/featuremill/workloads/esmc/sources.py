@@ -18,13 +18,14 @@ from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
+    how_to_download,
     how_to_get,
     place_of,
 )
 from featuremill.workload.weights import converted
 from featuremill.workloads import esm2
+from featuremill.workloads.esm2.folder import ESM_C, facts_of
 from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
-from featuremill.workloads.esmc.layout import facts_of
 
 __all__ = ["NAMES", "header", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
@@ -92,18 +93,15 @@ def refuse_missing(model: str, layout: str = LAYOUT) -> None:
     path = _path_of(model)
     if path.is_dir():
         checkpoint_files(path)
-        facts_of(path)
+        facts_of(path, ESM_C)
     elif not path.is_file() and (is_path(model) or not converted(model, layout)):
         _refuse_missing(model, path)
 
 
 def _refuse_missing(model: str, path: Path) -> None:
     if not is_path(model):
-        raise UserError(
-            f"{model}: its weights are not on this machine; type hf download {NAMES[model]} here, "
-            f"or on a machine with a network: hf download {NAMES[model]} --local-dir {model}, and "
-            "set model: to that folder."
-        )
+        advice = how_to_download(NAMES[model], model)
+        raise UserError(f"{model}: its weights are not on this machine; {advice}.")
     if remedy := how_to_get(model):
         raise UserError(f"{model}: there is no such file or folder; {remedy}.")
     refuse_unreadable(path)

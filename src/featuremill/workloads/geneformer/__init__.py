@@ -181,7 +181,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    from featuremill.workloads.encoder import columns
+    from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
     names = pa.field(GENES, pa.list_(pa.string()))
@@ -192,7 +192,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
             return pa.schema([pa.field(GENE_SHIFTS, pa.list_(with_genes)), names])
         return pa.schema({SHIFTS: pa.list_(shift)})
     width = architectures.facts_of(weights.path).width
-    pooled = columns.schema(options.of_encoder, width, is_by_letter=True)
+    pooled = layer_columns(options.of_encoder, width)
     if not options.gene_vectors:
         return pooled
     number = pa.float16() if options.output_dtype == "float16" else pa.float32()
@@ -206,10 +206,10 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def audited(options: Options, precision: str) -> Options:
     """Return options for the vectors of unperturbed cells, computed in `precision`."""
-    more = {"dtype": precision, "perturb": "none", "genes": ALL, "together": False}
-    more |= {"shift": "auto", "states": None, "overexpress_absent": False, "anchor": ""}
-    more |= {"gene_shifts": False, "gene_vectors": False, "output_dtype": "float16"}
-    return Options.model_validate(options.model_dump() | more)
+    of_perturbations = {"perturb", "together", "overexpress_absent", "anchor", "shift", "states"}
+    of_genes = {"genes", "gene_shifts", "gene_vectors", "output_dtype"}
+    kept = options.model_dump(exclude=of_perturbations | of_genes)
+    return Options.model_validate(kept | {"dtype": precision})
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
@@ -270,6 +270,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
 def run(model: Model, batch: Batch) -> Result:
     """Compute a batch. A GPU may still be computing on return."""
+    from featuremill.workload import spread
     from featuremill.workloads.encoder import padding
 
     options = model.options.of_encoder
@@ -278,7 +279,7 @@ def run(model: Model, batch: Batch) -> Result:
         values.append([])
         own: list[Tensor] = []
         for group in unit:
-            sent = group.each_to(model.network.device)
+            sent = spread.on_device(group, model.network.device)
             hidden = model.network.hidden_states(sent.tokens_BT, sent.is_token_BT, options.layers)
             values[-1].append(padding.values_of(sent, hidden, options))
             if batch.perturbed:
@@ -307,15 +308,14 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
 
 
 def _vectors(model: Model, result: Result) -> pa.RecordBatch:
-    from featuremill.workload.arrays import lists_of_vectors
-    from featuremill.workloads.encoder import columns, padding
+    from featuremill.workload.arrays import layer_batch, layer_columns, lists_of_vectors
+    from featuremill.workloads.encoder import padding
 
     (unit,), (values,) = result.batch.units, result.values
     ones = [1] * len(result.batch.cells)
-    pooled = columns.schema(model.options.of_encoder, model.network.width, is_by_letter=True)
-    num_pooled = len(pooled)
-    of_cells = padding.in_order([each[:num_pooled] for each in values], unit, ones)
-    of_batch = columns.batch(of_cells, ones, pooled)
+    pooled = layer_columns(model.options.of_encoder, model.network.width)
+    of_cells = padding.in_order([each[: len(pooled)] for each in values], unit, ones)
+    of_batch = layer_batch(of_cells, ones, pooled)
     if not model.options.gene_vectors:
         return of_batch
     chosen = model.genes.chosen
@@ -329,7 +329,7 @@ def _vectors(model: Model, result: Result) -> pa.RecordBatch:
     names = [[model.genes.names[token] for token in tokens] for tokens in genes_of_cells]
     of_genes = [
         lists_of_vectors(np.concatenate([part.cpu().numpy() for part in parts])[order], counts)
-        for parts in zip(*(each[num_pooled:] for each in values), strict=True)
+        for parts in zip(*(each[len(pooled) :] for each in values), strict=True)
     ]
     arrays = [*of_batch.columns, pa.array(names, pa.list_(pa.string())), *of_genes]
     return pa.RecordBatch.from_arrays(arrays, schema=model.columns)

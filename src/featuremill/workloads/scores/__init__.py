@@ -241,6 +241,7 @@ def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> 
     import numpy as np
     import torch
 
+    from featuremill.workload import spread
     from featuremill.workloads.esm2 import packing
 
     encoder = network.encoder
@@ -251,10 +252,8 @@ def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> 
     starts = zip(pack.bounds, some, strict=False)
     rows = np.concatenate([start + each.rows for start, each in starts])
     rows_R = torch.from_numpy(rows)
-    if encoder.device.type != "cpu":
-        pack, rows_R = pack.each(lambda tensor: tensor.pin_memory()), rows_R.pin_memory()
-    states = encoder.representations(pack.to(encoder.device), (encoder.num_layers,))
-    ((_, hidden_TD),) = states
+    pack, rows_R = spread.pinned((pack, rows_R), encoder.device)
+    ((_, hidden_TD),) = encoder.representations(pack, (encoder.num_layers,))
     return network.head.log_probabilities(hidden_TD, rows_R.to(hidden_TD.device, non_blocking=True))
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featuremill.workloads.esm2.folder import ALPHABET
-from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
+from featuremill.workloads.esm2.folder import ALPHABET, RESIDUES, SAPROT_TOKENS, STRUCTURES
 from featuremill.workloads.esm2.tokens import EOS
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from featuremill.workload.hugging_face import (
     is_name,
     place_of,
 )
-from featuremill.workloads.esm2 import kin
+from featuremill.workloads.esm2 import folder as kinds
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_1B, ESM_1V, Architecture, Sizes
 from featuremill.workloads.esm2.folder import Kind
@@ -54,7 +54,7 @@ class Kin(NamedTuple):
         """Return whether `model` is the name or the path of such a network; reads no weights."""
         if self._known(model):
             return True
-        path, is_saprot = place_of(model), self.kind is kin.SAPROT
+        path, is_saprot = place_of(model), self.kind is kinds.SAPROT
         if not path.exists():
             if re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model):
                 return True
@@ -131,8 +131,8 @@ class Kin(NamedTuple):
         return Weights(self.name_of(model), Path(), "", facts.metadata())
 
 
-ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1[bv]")
-SAPROT = Kin(kin.SAPROT, (), "saprot")
+ESM_1 = Kin(kinds.ESM_1, ESM_1_NAMES, "esm1[bv]")
+SAPROT = Kin(kinds.SAPROT, (), "saprot")
 
 
 def refuse_beyond_positions(

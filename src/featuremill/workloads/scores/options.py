@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, mo
 from featuremill.inputs import TableOptions
 from featuremill.workload import Kind, OptionFile
 from featuremill.workloads import esm2, esmc
-from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
+from featuremill.workloads.encoder.options import OF_TABLES, StructureOptions
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import sources
 
