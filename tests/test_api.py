@@ -310,6 +310,7 @@ def test_what_was_cleaned_is_said_and_nothing_is_left_behind(tmp_path, monkeypat
         ({"a": "MK", 3: None}, {}, r"inputs\[3\]: this is of type NoneType; give a string"),
         (b"MKV", {}, "inputs: this is of type bytes; give the path"),
         (None, {}, "inputs: this is of type NoneType"),
+        ({"MKV", "MKL"}, {}, "inputs: this is of type set; give"),
         ([], {}, "inputs: there is no record in it; give at least one"),
         (["few.fa", "MKV"], {}, r"inputs\[0\]: few.fa is a file, and a list of strings holds "
          "sequences; give files as pathlib"),

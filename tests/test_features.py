@@ -136,6 +136,16 @@ def test_a_row_that_is_none_has_no_vector_and_no_id(run, row):
             take(np.array([0, row]))
 
 
+@pytest.mark.parametrize("rows", [np.arange(len(IDS)) == 3, [0.5, 1.0], ["1"]])
+def test_rows_are_whole_numbers(run, rows):
+    """NumPy takes a mask for the rows 0 and 1, half a row for a whole one, a text for a number."""
+    opened = features.open(run.root, "mean")
+    for take in (opened.take, opened.ids_of, opened.records_of):
+        with pytest.raises(UserError, match="give whole numbers"):
+            take(rows)
+    assert opened.take([]).shape == (0, opened.width)
+
+
 def test_what_failed_is_there_with_the_reason(run):
     told = {failure.id: failure for failure in features.open(run.root, "mean").failures()}
     assert [*told] == ['fails"so"', "bad", "fails,too"]

@@ -337,6 +337,16 @@ def test_python_takes_sequences_and_vectors(run):
         featuremill.search(run.root, vectors[:, 1:], column="composition")
 
 
+def test_a_sequence_in_memory_is_no_lines_of_a_file(run):
+    """As lines of a FASTA file, the first would give the second name a vector of its letters."""
+    for text in ("MKV\n>1\nWWW", ">1\nWWW"):
+        with pytest.raises(UserError, match=r"^queries:1: there is a '>'|all 1 were refused"):
+            featuremill.search(run.root, {"mine": text}, 1, column="composition")
+    for nothing in ({}, []):
+        with pytest.raises(UserError, match=r"^queries: there is nothing to look for"):
+            featuremill.search(run.root, nothing, 1, column="composition")
+
+
 # ---- files, terminals, pipes ----
 
 
@@ -438,6 +448,9 @@ def test_an_accession_that_one_record_has_is_as_good_as_its_id(run, capfd):
     assert [row["query"] for row in found] == ["P10001"] * 2 + ["r1"] * 2
     assert found[0]["id"] == "twin"
     assert featuremill.load(run.root, ids=["r1", "P10001"]).accession.to_list() == ["r1", "P10001"]
+    assert len(featuremill.load(run.root, ids=(id for id in ["r1", "P10001"]))) == 2
+    with pytest.raises(UserError, match="load: ids: 1 is of type int; give texts"):
+        featuremill.load(run.root, ids=["r1", 1])
     whole, _ = say(capfd, run.root, "--query", "sp|P10002|TWO_A", *COMPOSITION, "-k", 1)
     assert rows_of(whole)[0]["id"] == "sp|P10002|TWO_A"
 

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from esm2_models import ROOT, demo_proteins, fair_esm, save_fair_esm
 
@@ -259,6 +260,8 @@ def test_embed_options(cached):
         (["MK", ""], {}, r"sequences\[1\]: empty sequence"),
         (["MK", None], {}, r"sequences\[1\]: this is of type NoneType"),
         ("MK", {}, "one string"),
+        ({"MK", "MV"}, {}, "of type set; give a list"),
+        (pd.DataFrame({"ID": ["a"], "SEQ": ["MKV"]}), {}, "of type DataFrame; give a list"),
         (["MK"], {"layers": 9}, "no layer 9"),
         (["MK"], {"pool": "median"}, "pool"),
         (["MK"], {"model": "esm2_t6_8M"}, "'esm2_t6_8M_UR50D'"),

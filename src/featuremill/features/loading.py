@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,9 @@ NESTED = ("options", "versions")
 
 def load(
     run: str | Path,
-    samples: Sequence[str] | str | None = None,
+    samples: Iterable[str] | str | None = None,
     *,
-    ids: Sequence[str] | str | None = None,
+    ids: Iterable[str] | str | None = None,
 ) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row per record, indexed by id.
 
@@ -96,8 +96,8 @@ def load(
     """
     if ids is not None and samples is not None:
         raise UserError("load: give samples or ids, and not both; an id names its sample.")
-    ids = [ids] if isinstance(ids, str) else ids
-    samples = [samples] if isinstance(samples, str) else samples
+    ids = None if ids is None else _texts("ids", ids)
+    samples = None if samples is None else _texts("samples", samples)
     path = _table(run)
     table = _read(path, samples) if ids is None else rows_of(path, ids)
     about = [name for name in (*ABOUT, *KEYS) if name in table.column_names]
@@ -110,6 +110,15 @@ def load(
             frame[name] = pd.Series(column.to_pylist(), index=frame.index, dtype=object)
     frame.attrs = _provenance(table.schema)
     return frame
+
+
+def _texts(name: str, texts: Iterable[str]) -> list[str]:
+    """Return one or several texts as a list; `name` is the argument in messages."""
+    listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    if others := [text for text in listed if not isinstance(text, str)]:
+        kind = type(others[0]).__name__
+        raise UserError(f"load: {name}: {others[0]!r} is of type {kind}; give texts.")
+    return listed
 
 
 def _provenance(schema: pa.Schema) -> dict[Hashable | None, Any]:

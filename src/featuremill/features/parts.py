@@ -185,12 +185,14 @@ class Parts:
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
         """Return the vectors (n, width) at the offsets `within` these rows, all of which exist."""
-        within = checked(within, self.num_of_row[checked(rows, len(self._first))])
+        rows = checked(rows, len(self._first))
+        within = checked(within, self.num_of_row[rows])
         batch, position = self._batch[rows], self._first[rows] + within
         vectors = np.empty((len(rows), self.column.width), dtype)
         order = np.argsort(batch, kind="stable")
         numbers, starts = np.unique(batch[order], return_index=True)
-        for number, here in zip(numbers, np.split(order, starts[1:]), strict=True):
+        # Of no rows, `split` returns one empty piece.
+        for number, here in zip(numbers, np.split(order, starts[1:]), strict=False):
             vectors[here] = self._views[number][position[here]]
         return vectors
 

@@ -48,8 +48,12 @@ class Group(NamedTuple):
 
 
 def checked(rows: Rows, ends: int | Rows) -> Rows:
-    """Return `rows`, and refuse those that are not from 0 up to `ends`: NumPy accepts -1."""
-    rows = np.asarray(rows, np.int64)
+    """Return `rows`, and refuse those that are not from 0 up to `ends`: NumPy accepts -1, and would
+    take a mask for the rows 0 and 1."""
+    rows = np.asarray(rows)
+    if rows.size and rows.dtype.kind not in "iu":
+        raise UserError(f"rows: these are {rows.dtype}; give whole numbers, of a mask the indices.")
+    rows = rows.astype(np.int64, copy=False)
     if (is_other := (rows < 0) | (rows >= ends)).any():
         raise UserError(f"there is no row {rows[is_other][0]} here; leave out ids that have none.")
     return rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Tab
         ids, texts = inputs.keys(), list(inputs.values())
     elif is_a(inputs, "pandas", "Series"):
         ids, texts = inputs.index, inputs.tolist()
-    elif isinstance(inputs, Iterable) and not isinstance(inputs, bytes):
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, bytes | Set):  # in no order
         texts = list(inputs)
         ids = range(len(texts))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import featuremill
@@ -197,6 +197,9 @@ def _payloads(sequences: Sequence[object]) -> list[bytes]:
         )
     if isinstance(sequences, Mapping):
         raise UserError("sequences: this is a mapping; give a list, as in list(yours.values()).")
+    if isinstance(sequences, Set) or hasattr(sequences, "columns"):
+        kind = type(sequences).__name__  # a set has no order, and a DataFrame yields its columns
+        raise UserError(f"sequences: this is of type {kind}; give a list, such as a column.")
     payloads = []
     for index, sequence in enumerate(sequences):
         if not isinstance(sequence, str):

@@ -17,7 +17,7 @@ import numpy as np
 
 from featuremill.features import NOWHERE, Features
 from featuremill.features.table import Matrix
-from featuremill.inputs import COMPRESSED, FORMATS, source
+from featuremill.inputs import COMPRESSED, FORMATS, in_memory, source
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import accession
 from featuremill.kit.text import clipped, counted, one_line
@@ -80,16 +80,19 @@ class Reader:
             yield from (
                 self._row_queries(rows[word]) if word in rows else self._file_queries(Path(word))
             )
-        self._log_notes(", ".join(words))
+        self._log_notes(", ".join(words) or "queries")
 
     def of_sequences(self, sequences: Mapping[str, str]) -> Iterator[Queries]:
-        """Yield the queries of a mapping from ids to sequences, parsed like those of a file."""
-        ids = list(sequences)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "queries.fasta"
-            lines = (f">{number}\n{text}\n" for number, text in enumerate(sequences.values()))
-            path.write_text("".join(lines) or ">", "utf-8")
-            yield from self._file_queries(path, ids)
+        """Yield the queries of a mapping from ids to sequences, read as by `compute`."""
+        if sequences:
+            self._recipe = recipe = self._make_recipe()
+            by_number = dict(enumerate(sequences.values()))
+            with tempfile.TemporaryDirectory() as folder:
+                path, _ = in_memory.write(by_number, recipe.workload, recipe.options, Path(folder))
+                try:
+                    yield from self._file_queries(path, list(sequences))
+                except UserError as error:
+                    raise UserError(str(error).replace(str(path), "queries")) from None
         self._log_notes("queries")
 
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
