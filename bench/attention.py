@@ -36,6 +36,7 @@ from bench.clock import Clock
 from bench.place import Place, Stopwatch, keep_to_one_gpu, set_matmul_precision
 from bench.record import ROOT, Record
 from bench.table import aligned
+from featuremill.workload import spread
 from featuremill.workloads.esm2 import attention, fallbacks, packing
 from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.packing import Packed
@@ -129,7 +130,7 @@ def case_of(name: str, width: int, place: Place, num_tokens: int, num_heads: int
     dtype = torch.bfloat16 if place.device == "cuda" else torch.float16
     lengths = lengths_of(name, num_tokens)
     sequences = [np.full(length, 5) for length in lengths]
-    pack = packing.pack(sequences, num_tokens, torch.device("cuda")).to(device)
+    pack = spread.on_device(packing.pack(sequences, num_tokens, torch.device("cuda")), device)
     generator = torch.Generator(device).manual_seed(width)
     shape = (len(pack.tokens_T), 3, num_heads, width)
     qkv_T3Hd = torch.randn(shape, generator=generator, device=device).mul_(1.5).to(dtype)
@@ -175,7 +176,7 @@ def error(way: Way, case: Case, expected_THd: Tensor) -> tuple[float, bool]:
     real = case.pack.bounds[-1]
     found_THd = way(case.qkv.clone(), case.pack, case.turns)
     start, end = case.pack.bounds[-2:]
-    alone = packing.pack([np.full(end - start, 5)]).to(case.qkv.device)
+    alone = spread.on_device(packing.pack([np.full(end - start, 5)]), case.qkv.device)
     rows = torch.zeros_like(case.qkv[: len(alone.tokens_T)])
     rows[: end - start] = case.qkv[start:end]
     alone_THd = way(rows, alone, case.turns)[: end - start]

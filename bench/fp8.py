@@ -57,7 +57,7 @@ NEAREST = 10
 class Rounded:
     """A product of rows in e4m3, with a scale for each row and for each output."""
 
-    NAME = "e4m3, emulated"
+    name = "e4m3, emulated"
     STREAM = matmul.Plain.STREAM
 
     def __init__(self, exact: matmul.Plain) -> None:

@@ -21,8 +21,8 @@ import xxhash
 
 from featuremill.store.journal import Journal, part_schema
 from featuremill.workload import compute
+from featuremill.workload.arrays import layer_batch, layer_columns
 from featuremill.workload.plugin_errors import refuse_answer
-from featuremill.workloads.esm2 import columns
 from featuremill.workloads.esm2.options import Options
 
 LENGTHS = [323] * 51 + [319]
@@ -47,7 +47,7 @@ class Batches:
             model="any", layers=(-1,), per_residue=per_residue, output_dtype="float16"
         )
         self.width = width
-        self.schema = columns.schema(self.options, width)
+        self.schema = layer_columns(self.options, width)
         random = np.random.default_rng(1)
         shapes = [(len(LENGTHS), np.float32)] + [(sum(LENGTHS), np.float16)] * per_residue
         self.values = [
@@ -64,7 +64,7 @@ class Batches:
     def collected(self, number: int) -> pa.RecordBatch:
         """Return what `collect` does."""
         values = self.values[number % NUM_BUFFERS]
-        return columns.batch(values, LENGTHS, self.options, self.width)
+        return layer_batch(values, LENGTHS, self.schema)
 
     def checked(self, values: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of a part."""

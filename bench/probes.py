@@ -211,9 +211,9 @@ def forms(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
     errors: dict[str, str] = {}
     for form in matmul.forms(device, DTYPES[stage.dtype]):
         try:
-            models[form.NAME] = ours.with_products(form)
+            models[form.name] = ours.with_products(form)
         except WorkloadError as error:
-            errors[form.NAME] = str(error)
+            errors[form.name] = str(error)
     batches = gpu_only.prepare(ours.model_for("mean"), proteins, budget)
     seconds = _interleaved(stage, {name: (model, batches) for name, model in models.items()})
     tokens, rows = sum(tokens_of(proteins)), max(len(batch.pack.tokens_T) for batch in batches)

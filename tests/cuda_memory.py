@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from featuremill.workload.spread import each_tensor, on_device
 from featuremill.workloads.esm2 import attention, encoder, layout, packing
 from featuremill.workloads.esm2.encoder import DTYPES
 
@@ -117,7 +118,7 @@ def peak(monkeypatch, sizes, file_dtype, dtype, batch_tokens, order=1, num_batch
     """Return the bytes that torch reserves on a GPU for a network and some batches, and the most
     that live at once."""
     with FakeTensorMode() as mode:
-        entries = layout.entries(layout.FAIR_ESM, sizes.num_layers, sizes.width, 33)
+        entries = layout.entries(layout.FAIR_ESM, sizes)
         tensors = {e.name: torch.empty(e.shape, dtype=DTYPES[file_dtype]) for e in entries}
         tensors[layout.FREQUENCIES] = torch.empty(sizes.head_dim // 2)
         file = nullcontext(SimpleNamespace(get_tensor=tensors.get))
@@ -131,7 +132,7 @@ def peak(monkeypatch, sizes, file_dtype, dtype, batch_tokens, order=1, num_batch
         with Allocations(order) as given:
             model = encoder.Encoder("", sizes.metadata(), [CUDA], DTYPES[dtype])
             for pack in packs:
-                on_gpu = pack.each(mode.from_tensor).to(CUDA)
+                on_gpu = on_device(each_tensor(pack, mode.from_tensor), CUDA)
                 for _, hidden_TD in model.representations(on_gpu, [sizes.num_layers]):
                     hidden_TD.sum()
                 del hidden_TD

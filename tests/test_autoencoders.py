@@ -332,7 +332,7 @@ def test_a_relu_minimises_the_squared_error_and_the_sum_of_its_features(run):
     trainer._slices = lambda: range(8)
     for number in range(8):
         trainer._add_slice(number, trainer._read(0, number))
-    found = trainer._sum.parts
+    found = trainer._buffers[0].parts
     torch.testing.assert_close(found["scalars"][2], loss.detach(), rtol=1e-5, atol=0)
     for name in ("W_enc", "b_enc", "b_dec"):
         torch.testing.assert_close(found[name], tensors[name].grad, rtol=1e-4, atol=1e-7)

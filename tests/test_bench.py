@@ -561,7 +561,7 @@ def test_a_comparison_tells_its_judgement_and_each_pass(narrow):
 @pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
 def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow, monkeypatch):
     class Wrong(matmul.Plain):
-        NAME = "wrong"
+        name = "wrong"
 
         def __call__(self, rows):
             return super().__call__(rows) * 2
@@ -569,7 +569,7 @@ def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow
     usual = matmul.forms(torch.device("cpu"), torch.bfloat16)
     monkeypatch.setattr(matmul, "forms", lambda *_: [*usual, Wrong])
     *right, wrong = narrow.carry_out(order("products"), lambda _: None).found["rows"]
-    assert [row["products"] for row in right] == [form.NAME for form in usual]
+    assert [row["products"] for row in right] == [form.name for form in usual]
     for row in right:
         assert row["tokens_per_second"] > 0 and row["rows"] >= 64
     assert wrong["products"] == "wrong" and "product on this CPU" in wrong["error"]

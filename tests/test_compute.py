@@ -151,7 +151,7 @@ def test_a_batch_that_goes_well_imports_no_pandas():
     Arrow's functions."""
     code = (
         "import sys, numpy as np, pyarrow as pa; from featuremill.workload import compute; "
-        "from featuremill.workloads.esm2.columns import vectors; "
+        "from featuremill.workload.arrays import vectors; "
         "values = pa.record_batch([vectors(np.ones((2, 3), np.float32))], ['mean']); "
         "part = compute.rows_of_part([b'a' * 32, b'b' * 32], values, [None, None]); "
         "assert part.to_pylist()[1] == "

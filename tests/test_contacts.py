@@ -243,13 +243,13 @@ def test_a_long_protein_is_cut_or_computed_whole(network, cache):
 
 def test_a_map_that_is_not_finite_fails_alone(network, cache, monkeypatch):
     _, name = network
-    real = attention.Watch._contacts
+    real = attention.Observer._contacts
 
     def spoiled(self, sums):
         found = real(self, sums)
         return found * float("nan") if len(found) == len(PROTEINS[1]) else found
 
-    monkeypatch.setattr(attention.Watch, "_contacts", spoiled)
+    monkeypatch.setattr(attention.Observer, "_contacts", spoiled)
     _, loaded, _ = ready(name, cache)
     values = values_of(contacts, loaded, payloads_of(PROTEINS[:3]), 4096)
     one, bad, other = values["reason"].to_pylist()
@@ -259,14 +259,14 @@ def test_a_map_that_is_not_finite_fails_alone(network, cache, monkeypatch):
 @pytest.mark.parametrize("alone", [{}, {"pairs": "none", "maps": False}])
 def test_attention_that_is_not_finite_fails_alone(network, cache, monkeypatch, alone):
     _, name = network
-    real = attention.Watch.attention
+    real = attention.Observer.attention
 
     def spoiled(self):
         found = real(self)
         found[1][0, 0, 0, 0] = float("nan")
         return found
 
-    monkeypatch.setattr(attention.Watch, "attention", spoiled)
+    monkeypatch.setattr(attention.Observer, "attention", spoiled)
     _, loaded, _ = ready(name, cache, attention_of="a", **alone)
     payloads = [payload + contacts.WITH_ATTENTION for payload in payloads_of(PROTEINS[:3])]
     values = values_of(contacts, loaded, payloads, 4096)
@@ -297,7 +297,7 @@ def test_for_attention_alone_no_other_protein_is_computed(network, cache, monkey
 def test_a_batch_that_does_not_fit_into_memory_is_divided(network, cache, monkeypatch):
     _, name = network
     expected = computed(name, cache, payloads_of(PROTEINS[:4]))
-    real = attention.Watch._attend
+    real = attention.Observer._attend
 
     def attend(self, *rest):
         if len(self._sums) > 2:
@@ -305,7 +305,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_divided(network, cache, monkey
         real(self, *rest)
 
     monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
-    monkeypatch.setattr(attention.Watch, "_attend", attend)
+    monkeypatch.setattr(attention.Observer, "_attend", attend)
     options = {"model": name, "dtype": "fp32", "output_dtype": "float32"}
     with pytest.warns(UserWarning, match="memory"):
         table = featuremill.compute(PROTEINS[:4], "contacts", options, device="cpu")

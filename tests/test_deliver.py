@@ -37,6 +37,7 @@ from featuremill.merge.command import merge
 from featuremill.merge.deliver import Delivering
 from featuremill.merge.export import export, export_of
 from featuremill.merge.identities import lay_out
+from featuremill.steps.transfer import Transfer
 from featuremill.steps.transfer import write as transfer
 from featuremill.store import delivered, ours, row_order
 from featuremill.store.results import Results
@@ -303,8 +304,9 @@ def test_equally_near_records_come_by_their_sequences_in_both_orders(run, tmp_pa
         merge(run, OUTPUTS, 0, order=order)
         hits = featuremill.search(run.root, ["r3", "r20"], k=6, column="composition")
         output = tmp_path / f"{order}.tsv"
-        chosen = run.root, None, tmp_path / "kinds.csv", "kind", None, "composition", 3, "cosine"
-        transfer.transfer(transfer.Arguments(*chosen, output))
+        chosen = {"labels": str(tmp_path / "kinds.csv"), "column": "kind", "k": 3}
+        section = Transfer(**chosen, vectors="composition")
+        transfer.transfer(run.root, None, section, output)
         _, *table = output.read_text("utf-8").splitlines()
         found.append((hits.to_dict("records"), sorted(table)))
     assert found[0] == found[1]

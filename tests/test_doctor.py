@@ -624,7 +624,7 @@ SPOILED = """
         def fail(*_):
             raise RuntimeError("this kernel was not built")
         class Bad(matmul.Plain):
-            NAME = "bad products"
+            name = "bad products"
             def gelu(self, rows):
                 return super().gelu(rows) + 1
         def bad_norm(*given):
@@ -735,7 +735,7 @@ PEAK = """
     metadata = {"num_layers": layers, "embed_dim": width, "attention_heads": "20"}
     device = torch.device(kind)
     encoder = Encoder(Path(path), metadata, [device], DTYPES[dtype])
-    batch = pack([np.full(512, 5)] * (int(tokens) // 512), int(tokens), device).to(device)
+    batch = pack([np.full(512, 5)] * (int(tokens) // 512), int(tokens), device)
     for _, hidden_TD in encoder.representations(batch, [int(layers)]):
         hidden_TD.sum()
     if kind == "cuda":
@@ -755,9 +755,7 @@ def weights_of(tmp_path_factory):
         if not path.exists():
             tensors = {
                 entry.name: torch.full(entry.shape, 0.01, dtype=DTYPES[model.file_dtype])
-                for entry in layout.entries(
-                    layout.FAIR_ESM, model.sizes.num_layers, model.width, 33
-                )
+                for entry in layout.entries(layout.FAIR_ESM, model.sizes)
             }
             save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
         return path

@@ -18,6 +18,7 @@ from esm2_models import demo_proteins, fair_esm, save_fair_esm
 from featuremill.base.devices import cpu
 from featuremill.workload import weights
 from featuremill.workload.compute import values_of
+from featuremill.workload.spread import on_device
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, lanes, matmul, packing, pooling
 from featuremill.workloads.esm2.encoder import Encoder
@@ -240,7 +241,7 @@ def instructions_here():
 def test_calls_that_only_cuda_carries_out_fit_torch():
     """On the meta device torch checks arguments and returns shapes, and computes nothing."""
     pack = packing.pack([np.full(30, 5), np.full(9, 5)], 256, torch.device("cuda", 0))
-    pack = pack.to(torch.device("meta"))
+    pack = on_device(pack, torch.device("meta"))
     qkv_T3Hd = torch.empty(256, 3, 20, 64, device="meta", dtype=torch.bfloat16)
     more = {"num_splits": 1} if attention._takes("num_splits") else {}
     context_THd = attention.attend_varlen(qkv_T3Hd, pack, **more)

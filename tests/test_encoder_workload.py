@@ -26,8 +26,7 @@ from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.contract import WorkloadContract
 from featuremill.workload import RecordFailed, plain_weights, weights
-from featuremill.workload.compute import values_of
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches, values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, check, padding, vocabulary
 

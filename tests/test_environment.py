@@ -12,6 +12,7 @@ from programs import Desk, Workflow, random_records
 from featuremill.base import entry_points, environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.flow import jobs
+from featuremill.lease.environment import POLICY, WAIT
 
 TYPED = [setting for setting in environment.SETTINGS if setting.kind.parse not in (str, Path)]
 
@@ -35,16 +36,16 @@ def test_empty_is_unset(setting, monkeypatch):
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e10", "0x10", "9" * 400])
 def test_what_is_no_number(text):
-    for setting in (environment.WAIT, environment.GPUS):
+    for setting in (WAIT, environment.GPUS):
         with pytest.raises(UserError, match=f"{setting}: '{text[:40]}' is not a number"):
             setting.parse(text)
 
 
 def test_values_have_their_types():
-    assert environment.WAIT.parse("1.5") == 1.5
+    assert WAIT.parse("1.5") == 1.5
     assert environment.GPUS.parse("4.0") == 4
     assert environment.QUIET.parse("1") is True and environment.QUIET.parse("0") is False
-    assert environment.POLICY.parse("memory") == "memory"
+    assert POLICY.parse("memory") == "memory"
 
 
 def test_a_child_gets_ours_with_changes(monkeypatch):
@@ -59,17 +60,8 @@ def test_a_child_gets_ours_with_changes(monkeypatch):
 
 def test_a_default_gives_way(monkeypatch):
     monkeypatch.setenv("FEATUREMILL_POLICY", "memory")
-    environment.POLICY.set_default("balanced")
-    assert environment.POLICY.value() == "memory"
-
-
-def test_the_search_path(monkeypatch):
-    monkeypatch.setenv("PATH", f"a{os.pathsep}b")
-    assert environment.search_path() == ["a", "b"]
-    environment.set_search_path(["c", "a"])
-    assert os.environ["PATH"] == f"c{os.pathsep}a"
-    monkeypatch.delenv("PATH")
-    assert environment.search_path() == os.defpath.split(os.pathsep)
+    POLICY.set_default("balanced")
+    assert POLICY.value() == "memory"
 
 
 def test_a_verb_says_rubbish_in_a_sentence(tmp_path, environment):

@@ -577,7 +577,7 @@ def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
     packed = pack(sequences)
     num_real, layers = packed.bounds[-1], range(encoder.num_layers + 1)
     pairs = zip(
-        encoder.representations(packed.to(device), layers),
+        encoder.representations(packed, layers),
         twin.representations(packed, layers),
         strict=True,
     )

@@ -30,9 +30,9 @@ from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, esmc
 from featuremill.workloads.esm2 import kernels, matmul, stages
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
+from featuremill.workloads.esm2.folder import ALPHABET_OF_ESM_C as TOKENS
 from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.packing import pack
-from featuremill.workloads.esmc.folder import ALPHABET as TOKENS
 
 CPU = cpu()
 SMALL = (3, 128, 384)
@@ -180,7 +180,7 @@ def test_an_operation_of_esm_c_that_is_wrong_steps_down(
     }
 
     class Bad(matmul.Plain):
-        NAME = "bad products"
+        name = "bad products"
 
         def __call__(self, rows):
             outputs = super().__call__(rows)
@@ -396,7 +396,7 @@ def test_cuda_equals_its_cpu_twin(tmp_path, dtype, bound_l2):
     packed = pack(sequences)
     num_real, layers = packed.bounds[-1], range(network.num_layers + 1)
     pairs = zip(
-        network.representations(packed.to(device), layers),
+        network.representations(packed, layers),
         twin.representations(packed, layers),
         strict=True,
     )

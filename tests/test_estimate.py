@@ -17,7 +17,7 @@ from programs import LETTERS, Verbs, fasta
 
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
-from featuremill.flow.job_resources import slow_speed
+from featuremill.flow.jobs import slow_speed
 from featuremill.plan import speeds
 from featuremill.plan.estimate.report import seconds_of_shards
 from featuremill.plan.estimate.work import Work

@@ -127,7 +127,7 @@ class Spoiled:
 
     def products(self, part, how):
         class Bad(matmul.Plain):
-            NAME = "bad products"
+            name = "bad products"
 
         setattr(Bad, part, spoil_method(getattr(matmul.Plain, part), how))
         return matmul, "forms", lambda *_: [Bad, matmul.Plain]
@@ -896,7 +896,7 @@ def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatc
     tensors = load_file(found.path)
     with FakeTensorMode() as mode:
         model = fake_encoder(found, tensors, mode, monkeypatch)
-        pack = pack.each(mode.from_tensor).to(device)
+        pack = spread.on_device(spread.each_tensor(pack, mode.from_tensor), device)
         model._rotary(pack.longest, device)
         with launches:
             ((_, hidden_TD),) = model.representations(pack, [3])
@@ -931,8 +931,8 @@ def test_no_batch_waits_for_the_gpu(found, cuda_that_computes_nothing, monkeypat
 
     with FakeTensorMode() as mode:
         model = fake_encoder(found, tensors, mode, monkeypatch)
-        pack = pack.each(mode.from_tensor).to(CUDA)
-        places = places.each(mode.from_tensor).to(CUDA)
+        pack = spread.on_device(spread.each_tensor(pack, mode.from_tensor), CUDA)
+        places = spread.on_device(spread.each_tensor(places, mode.from_tensor), CUDA)
         model._rotary(pack.longest, CUDA)
         with launches:
             values = [
@@ -1005,7 +1005,7 @@ def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
             target[-1] = 7
         return found
 
-    bad = type("Bad", (good,), {"NAME": "bad for many rows", operation: wrong})
+    bad = type("Bad", (good,), {"name": "bad for many rows", operation: wrong})
     monkeypatch.setattr(matmul, "forms", lambda *_: [bad, matmul.Plain])
     load(found)
     assert not caplog.records, "few rows"
@@ -1019,7 +1019,7 @@ def test_a_batch_that_memory_does_not_reach_for_is_tried_in_halves(found, monkey
     seen = []
 
     class Short(matmul.Plain):
-        NAME = "short of memory"
+        name = "short of memory"
 
         def __call__(self, rows):
             seen.append(len(rows))

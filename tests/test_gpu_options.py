@@ -55,8 +55,9 @@ BECOME = """
 import json, os, sys
 from featuremill.__main__ import main
 from featuremill.base import environment
+from featuremill.lease.environment import DEVICES
 def become(_, command):
-    said = [setting.value() for setting in (environment.DEVICES, environment.TYPED)]
+    said = [setting.value() for setting in (DEVICES, environment.TYPED)]
     print(json.dumps([command[3:], *said]))
 os.execv = become
 sys.exit(main(sys.argv[1:]))

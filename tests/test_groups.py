@@ -44,7 +44,8 @@ def table(folder, rows=GENES):
 
 def done(folder, run, rows=GENES, pool=("mean", "max", "sum")):
     output = folder / "genes.parquet"
-    write.pool(write.Arguments(run, table(folder, rows), "gene", None, pool, output))
+    section = groups.Groups(table=str(table(folder, rows)), column="gene", pool=pool)
+    write.pool(run, section, output)
     with (folder / "genes.members.tsv").open(newline="") as file:
         members = list(csv.DictReader(file, delimiter="\t"))
     told = json.loads((folder / "genes.json").read_text())

@@ -616,13 +616,9 @@ def test_a_head_knows_records_by_their_sequence_and_not_by_their_id():
     )
     pairs = {"a": "7", "c": "2", "d": "9"}  # another a, and b under another name
     run = SimpleNamespace(recipe="r", digests=lambda: pairs.items())
-    own = np.full((3, 2), 0.5)
-    seen = predict.Seen(told, run)
-    scores, is_seen = seen.held_out([*pairs], own)
-    assert is_seen == ["no", "yes", "no"]
-    assert scores.tolist() == [[0.5, 0.5], [0.2, 0.8], [0.5, 0.5]]
-    for unknown in (predict.Seen(None, run), predict.Seen(told, SimpleNamespace(recipe=None))):
-        assert unknown.held_out(["a"], own[:1])[1] == ["unknown"]
+    assert predict.training_rows(told, run) == {"c": 1}
+    for unknown in ((None, run), (told, SimpleNamespace(recipe=None))):
+        assert predict.training_rows(*unknown) is None
 
 
 # ---- what is fitted, and how it is judged ----

@@ -8,8 +8,8 @@ from plans import write_weights
 from running_runs import RECIPE, RunningRun
 
 from featuremill.config import validate
-from featuremill.flow import job_resources
-from featuremill.flow.job_resources import JobResources
+from featuremill.flow import jobs
+from featuremill.flow.jobs import JobResources
 from featuremill.store.plan import Settings
 from featuremill.workload import networks
 from featuremill.workloads.esm2 import memory, sources
@@ -112,7 +112,7 @@ def test_a_run_beside_this_one_that_cannot_be_read_stops_nothing(tmp_path):
     resources = asked(run.folder.root)
     alone = resources.extract_minutes(wildcards(run), 1)
     (run.folder.root.parent / "other" / "plan.json").mkdir(parents=True)
-    job_resources._speed.cache_clear()
+    jobs._speed.cache_clear()
     assert resources.extract_minutes(wildcards(run), 1) == alone != 60
 
 

@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 import torch
 
+from featuremill.workload.spread import on_device
 from featuremill.workloads.esm2 import kernels, packing
-from featuremill.workloads.esm2.instructions import instructions, is_amx_granted
-from featuremill.workloads.esm2.kernels import reference
+from featuremill.workloads.esm2.kernels import instructions, is_amx_granted, reference
 
 HEAD_DIMS = (16, 24, 32, 64, 128)
 WIDTHS = (128, 320, 480, 640, 1280, 2560, 5120)
@@ -326,7 +326,7 @@ def check_attention_of_packs(
     ours = triton_attention()
     tiling = ours.Tiling(*tiling)
     pack = packing.pack([np.full(n, 5) for n in lengths], sum(lengths) + 200, torch.device("cuda"))
-    pack, num_real = pack.to(torch.device(device)), pack.bounds[-1]
+    pack, num_real = on_device(pack, torch.device(device)), pack.bounds[-1]
     shape = (len(pack.tokens_T), 3, num_heads, head_dim)
     generator = torch.Generator().manual_seed(head_dim)
     given = torch.randn(shape, generator=generator)
@@ -358,7 +358,7 @@ def check_attention_of_packs(
             assert off.norm() <= bound * expected.norm(), end - start
         for number in (1, len(lengths) - 1):
             alone = packing.pack([np.full(lengths[number], 5)], device=torch.device("cuda"))
-            alone = alone.to(torch.device(device))
+            alone = on_device(alone, torch.device(device))
             part = torch.ones(len(alone.tokens_T), *shape[1:], dtype=dtype, device=device)
             start, end = pack.bounds[number : number + 2]
             part[: end - start] = given[start:end]
@@ -371,7 +371,7 @@ def check_what_is_no_number_stays_in_its_sequence(_, dtype, device="cpu"):
     """A record whose numbers overflowed has to fail, and no other one."""
     ours = triton_attention()
     pack = packing.pack([np.full(n, 5) for n in (40, 70, 30)], 256, torch.device("cuda"))
-    pack = pack.to(torch.device(device))
+    pack = on_device(pack, torch.device(device))
     turns = turns_of(32).to(device)
     for part, value in ((0, torch.nan), (1, torch.nan), (2, torch.nan), (2, torch.inf)):
         qkv = torch.randn(len(pack.tokens_T), 3, 2, 32).to(dtype).to(device)

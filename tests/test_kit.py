@@ -1,5 +1,6 @@
 """The kit: its page lists it, steps and workloads need all of it, and importing it is cheap."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from conftest import ROOT
 from house import PLUGINS, modules, room_of, used_of
 
 from featuremill.contract import HEAVY
+from featuremill.kit.tables import add_options
+from featuremill.steps.transfer import Transfer
 
 PAGE = (ROOT / "docs" / "kit.md").read_text("utf-8")
 MODULES = sorted(name for name in modules() if name.startswith("kit."))
@@ -42,6 +45,14 @@ def test_steps_workloads_and_outputs_need_each_name():
         for home, what in used_of(text, known)
     }
     assert {(module, name) for module in MODULES for name in names_of(module)} - used == set()
+
+
+def test_options_that_are_keys_of_a_section_have_its_descriptions_as_help():
+    parser = argparse.ArgumentParser()
+    add_options(parser, Transfer, "column", "k")
+    texts = {action.dest: action.help for action in parser._actions}
+    assert texts["column"] == "The table's column of labels."
+    assert texts["k"] == "The number of nearest labelled records that vote. Default: 5."
 
 
 @pytest.mark.parametrize("module", ["kit", *MODULES])

@@ -73,8 +73,9 @@ def few_at_once(monkeypatch):
 
 def done(folder, of, reference=None, rows=LABELS, group=None, k=5, metric="cosine"):
     output = folder / "kinds.tsv"
-    labels = table(rows, folder)
-    write.transfer(write.Arguments(of, reference, labels, "kind", group, None, k, metric, output))
+    given = {"labels": str(table(rows, folder)), "column": "kind", "group": group}
+    section = transfer.Transfer.model_construct(**given, k=k, metric=metric)
+    write.transfer(of, reference, section, output)
     found, missing = (
         list(csv.DictReader(path.read_text("utf-8").splitlines(), delimiter="\t"))
         for path in (output, folder / "kinds.missing.tsv")

@@ -17,11 +17,11 @@ from nvml_node import Gpu, Slice, gpu_name
 from programs import PATIENCE_SECONDS, wait_for
 
 from featuremill.base.devices import Device
-from featuremill.base.environment import Policy
 from featuremill.lease import condition, folder
 from featuremill.lease.acquire import Lease
 from featuremill.lease.choice import Chooser
 from featuremill.lease.condition import Condition
+from featuremill.lease.environment import Policy
 from featuremill.lease.request import Request
 
 HELD = "1 GPU did not become free in 0 s"

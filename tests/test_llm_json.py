@@ -169,14 +169,14 @@ def test_every_reply_that_is_accepted_is_valid(place, name):
     model = loaded(temperature=1.5, attempts=3)
     values = values_of(llm_json, model, payloads(place / "notes.csv")[:8], 1)
     rows = [row for row in values.to_pylist() if row["reason"] is None]
-    properties = replies.properties(schema)
+    types = replies.types_of(schema)
     assert len(rows) >= 6 and len({row["json"] for row in rows}) > 1
     for row in rows:
         reply = json.loads(row["json"])
         jsonschema.validate(reply, schema, jsonschema.Draft202012Validator)
         for field, value in reply.items():
             found = row["fields"][field]
-            is_json = properties[field].is_json and found is not None
+            is_json = types[field] is None and found is not None
             assert (json.loads(found) if is_json else found) == value
         assert row["fields"].keys() >= reply.keys() and row["finish"] == "stop"
         assert 1 <= row["attempts"] <= 3 and row["tokens_out"] > 1
@@ -229,7 +229,7 @@ def test_rows_at_once_get_the_replies_that_they_get_alone(place, options):
     assert len({*alone["tokens_out"].to_pylist()}) > 1
     for num_rows in (2, 3, 16):
         model = loaded(batch_rows=num_rows, **options)
-        assert not model.engine._is_alone
+        assert not model.engine._has_one_row
         assert values_of(llm_json, model, given, 10**9).equals(alone)
 
 
@@ -241,7 +241,7 @@ def test_what_prompts_begin_with_is_computed_once(place, monkeypatch):
     given = payloads(place / "notes.csv")[:5]
     alone = values_of(llm_json, loaded(batch_rows=1), given, 1)
     model = loaded(batch_rows=4)
-    begun = model.engine._beginning.tokens
+    begun = model.engine._prefix.tokens
     assert len(begun) > 16 and text[:40] in model.tokenizer.decode(begun)
     computed, prefill = [], slots.prefill
     monkeypatch.setattr(
@@ -262,14 +262,14 @@ def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
     network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, name)).eval()
     rows = [[5, 6, 7], [9] * 30, [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
     with torch.inference_mode():
-        assert slots.can_take(network, 128)
-        begun = slots.beginning_of(network, [9] * 20)
+        assert slots.supports(network, 128)
+        begun = slots.prefix_of(network, [9] * 20)
         several = slots.Slots(network, 3, 40, begun)
         for slot, row in enumerate(rows):
-            several.give(slot, row)
+            several.start(slot, row)
         several.free(0)
         rows = [rows[2], rows[1]]
-        several.give(2, rows[0][:4])
+        several.start(2, rows[0][:4])
         rows.append(rows[0][:4])
         for number in range(8):
             found = several.step([30 + number] * 3)
@@ -312,7 +312,7 @@ def test_any_network_replies_what_it_does_where_it_keeps_nothing(place, caplog, 
     kept = KEPT[name]
     if kept in slots.STATES and "cache" in inspect.signature(engine._network.forward).parameters:
         kept = "cache"  # of transformers 5.24 and newer
-    assert kept == (engine._keeps if engine._is_alone else "several rows at once")
+    assert kept == (engine._state_name if engine._has_one_row else "several rows at once")
     assert ("keeps nothing of a text" in caplog.text) == (KEPT[name] == "")
 
 
@@ -324,8 +324,8 @@ def test_a_long_row_never_changes_the_rotation_of_a_short_one(tmp_path):
 
     network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, "phi3")).eval()
     with torch.inference_mode():
-        assert slots.can_take(network, 256)
-        assert not slots.can_take(network, 257)
+        assert slots.supports(network, 256)
+        assert not slots.supports(network, 257)
 
 
 def test_keys_and_values_end_with_their_batch(place):
@@ -394,7 +394,7 @@ def test_a_network_that_overflows_gives_no_reply(temperature, wrong):
 
 def test_what_is_drawn_is_keyed_by_each_of_its_parts():
     keys = [(0, b"a", 1, 0), (1, b"a", 1, 0), (0, b"b", 1, 0), (0, b"a", 2, 0), (0, b"a", 1, 1)]
-    found = {engines.drawn(seed, sha, attempt, token) for seed, sha, attempt, token in keys}
+    found = {engines.random_bits(seed, sha, attempt, token) for seed, sha, attempt, token in keys}
     assert len(found) == len(keys) and all(0 <= number < 2**64 for number in found)
 
 
@@ -782,8 +782,9 @@ def test_fields_have_the_types_of_the_schema(place):
         },
         "$defs": {"a/b": {"enum": ["x", "y", None]}},
     }
-    found = {name: one.type for name, one in replies.properties(schema).items()}
     text = pa.string()
+    types = replies.types_of(schema)
+    found = {name: text if kind is None else kind for name, kind in types.items()}
     assert found == {
         "text": text,
         "count": pa.int64(),

@@ -22,10 +22,10 @@ from featuremill.flow.screen import RefusedError
 from featuremill.merge import provenance
 from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Sizing
-from featuremill.report import troubles
+from featuremill.report.shards import troubles_of
 from featuremill.store.plan import Plan, Settings
 from featuremill.workload import UnitWork, Weights, find_workload
-from featuremill.workload.optional import OptionalAttributes, optional
+from featuremill.workload.contract import OptionalAttributes, optional
 from featuremill.workload.recipe import precision_name_of
 
 RECORDS = [
@@ -172,7 +172,7 @@ def test_the_report_names_the_workloads_own_options_that_help(workload, batches,
         oom_splits=2, retries=0, resumed_batches=0, seconds={"waited_for_disk": 1.0}
     )
     shard = SimpleNamespace(receipt=receipt, name="0123456789", lane="GPU 0")
-    memory, disk = troubles.troubles_of([shard], workload)
+    memory, disk = troubles_of([shard], workload)
     assert batches in memory.remedy and written in disk.remedy
     assert "{" not in memory.remedy + disk.remedy
 

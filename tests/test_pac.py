@@ -713,6 +713,10 @@ def test_without_mne_only_arrays_are_read(tmp_path, monkeypatch):
         ({"permutations": 1}, "1 has no deviation; give 0, or 2 and more"),
         ({"phase_bands": {"low": 9, "high": 4, "bands": 2}}, "give the lower edge first"),
         ({"phase_bands": {"low": 2, "high": 4}}, "bands"),
+        ({"phase_bands": {"low": 2, "high": 4, "bands": True}}, "a switch is no number"),
+        ({"phase_bands": {"low": True, "high": 4, "bands": 2}}, "a switch is no number"),
+        ({"amplitude_bands": [[True, 4]]}, "a switch is no number"),
+        ({"cycles": [True, 6]}, "a switch is no number"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, part):

@@ -21,7 +21,7 @@ from featuremill.status.reader import RunReader
 from featuremill.store import failed as failed_list
 from featuremill.store.parts import failed_rows
 from featuremill.workload import RecordFailed, compute
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches
 
 HEADS = [(kind, head) for kind in reasons.KINDS for head in kind.heads]
 EVERY_HEAD = " ".join(f"{head}: {kind.name}" for kind, head in HEADS)

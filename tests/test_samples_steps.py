@@ -15,7 +15,8 @@ from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.config import project
-from featuremill.steps.groups import write
+from featuremill.steps.groups import Groups, write
+from featuremill.steps.transfer import Transfer
 from featuremill.steps.transfer import write as transfer
 
 SEQUENCES = [sequence.replace("W", "V") for _, sequence in random_records(12)]
@@ -67,7 +68,8 @@ def table_of(folder, rows, head):
 
 def grouped(folder, run, table=None, column=None):
     output = folder / "groups.parquet"
-    write.pool(write.Arguments(run, table, column, None, ["sum"], output))
+    section = Groups(table=table and str(table), column=column, pool="sum")
+    write.pool(run, section, output)
     members = rows_of(folder / "groups.members.tsv")
     told = json.loads((folder / "groups.json").read_text())
     return SimpleNamespace(rows=pq.read_table(output).to_pylist(), members=members, told=told)
@@ -135,8 +137,8 @@ LABELS = [("a", f"p{n}", f"l{n % 3}") for n in range(8)] + [("b", "p7", "l9"), (
 
 def transferred(folder, run, labels, reference=None, group=None):
     output = folder / "kinds.tsv"
-    asked = (run, reference, labels, "kind", group, None, 1, "euclidean", output)
-    transfer.transfer(transfer.Arguments(*asked))
+    asked = {"labels": str(labels), "column": "kind", "group": group, "k": 1}
+    transfer.transfer(run, reference, Transfer(**asked, metric="euclidean"), output)
     told = json.loads((folder / "kinds.json").read_text())
     missing = rows_of(folder / "kinds.missing.tsv")
     return SimpleNamespace(rows=rows_of(output), missing=missing, told=told)

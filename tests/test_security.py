@@ -28,11 +28,11 @@ from programs import Desk, written
 
 from featuremill import config
 from featuremill.__main__ import main
-from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.kit.hdf5 import dataset_name
 from featuremill.lease import condition, folder, slots, turnstile
+from featuremill.lease.environment import LEASE_FOLDER
 from featuremill.store import files, journal_log
 from featuremill.store.parts import open_part, read_verified
 from featuremill.store.plan import Plan, PlannedShard

@@ -475,7 +475,7 @@ def test_a_language_model_on_two_devices_gives_the_same_replies(example, cards, 
     with cards() as both:
         whole = values_of(llm_json, llm_json.load(options, [CPU], found), payloads, 10**6)
         model = llm_json.load(options, [CPU, CPU], found)
-        assert model.engine._is_alone is (batch_rows == 1)
+        assert model.engine._has_one_row is (batch_rows == 1)
         parts = values_of(llm_json, model, payloads, 10**6)
         assert {both.card(one) for one in model.engine._network.parameters()} == {0, 1}
     assert parts.equals(whole) and "stop" in whole["finish"].to_pylist()

@@ -189,7 +189,9 @@ EDITS = {
     "outputs": {"outputs": ["parquet", "npy"]},
     "order": {"order": "input"},
     "max_failed": {"max_failed": 3},
-    "labels": {"labels": {"file": "labels.csv", "column": "other"}},
+    "labels.file": {"labels": {"file": "groups.csv", "column": "kind"}},
+    "labels.column": {"labels": {"file": "labels.csv", "column": "other"}},
+    "labels.id_column": {"labels": {"file": "labels.csv", "column": "kind", "id_column": "id"}},
     "groups.column": of_step("groups", "g", column="other"),
     "groups.id_column": of_step("groups", "g", id_column="id"),
     "groups.pool": of_step("groups", "g", pool="max"),
@@ -217,6 +219,7 @@ EDITS = {
 ELSEWHERE = {
     *("run", "results", "samples"),  # other folders, or in place of `inputs`
     "keep",  # what goes at the end of a run, and no product
+    "labels",  # by its own keys
     *("groups.of", "transfer.of", "transfer.reference", "heads.of", "heads.predict"),  # other sets
     "heads.mask",  # of residues
 }
@@ -231,8 +234,8 @@ MADE = (
 
 
 def test_each_key_is_among_the_edits():
-    keys = {*config.Config.model_fields, *keys_of(groups=Groups, transfer=Transfer, heads=Head)}
-    assert keys == {*EDITS} | ELSEWHERE
+    sections = keys_of(labels=config.Labels, groups=Groups, transfer=Transfer, heads=Head)
+    assert {*config.Config.model_fields, *sections} == {*EDITS} | ELSEWHERE
 
 
 def keys_of(**sections):

@@ -28,7 +28,7 @@ from featuremill.config import runs
 from featuremill.flow.reruns import rerun_damaged
 from featuremill.merge.clean import after_run, check_whole
 from featuremill.merge.command import merge, merge_partial
-from featuremill.status import lines, view
+from featuremill.status import view
 from featuremill.status.command import run as run_status
 from featuremill.status.project import ProjectReader
 from featuremill.status.reader import RunReader
@@ -110,9 +110,9 @@ def test_done_is_said_with_what_has_no_features():
     counts = Accounts(input=12, ok=9, failed=0, refused=3, duplicate=0)
     delivered = SimpleNamespace(delivery=SimpleNamespace(counts=counts))
     state = SimpleNamespace(is_inspected=True, plan=True, exit_status=0, delivery=delivered)
-    assert lines.summary(state) == "done: 9 of 12 records have features, 3 were refused."
+    assert view.summary(state) == "done: 9 of 12 records have features, 3 were refused."
     delivered.delivery.counts = counts.model_copy(update={"ok": 12, "refused": 0})
-    assert lines.summary(state) == "done."
+    assert view.summary(state) == "done."
 
 
 def test_the_work_of_each_gpu_is_said():

@@ -36,7 +36,7 @@ from featuremill.merge.export import export
 from featuremill.plan.command import plan
 from featuremill.plan.retry import retry
 from featuremill.report import page
-from featuremill.status import lines
+from featuremill.status import view
 from featuremill.status.reader import RunReader
 from featuremill.store import journal, shared, shared_index
 from featuremill.store.journal_log import digest_of_file
@@ -325,7 +325,7 @@ def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, sto
     code, verb = ("part_damaged", "merge") if victim.exists() else ("part_missing", "plan")
     assert problem.code == code and problem.is_in_the_way and str(victim) in problem.what
     assert state.next[0].startswith(f"featuremill {verb} ")
-    assert lines.summary(state) == "all parts were computed, but a part is gone or damaged."
+    assert view.summary(state) == "all parts were computed, but a part is gone or damaged."
     with pytest.raises(IntegrityError, match="run the same command again to compute it anew"):
         merge(run.results, OUTPUTS, 0)
     assert not run.results.plan.exists(), "Snakemake has to plan again"

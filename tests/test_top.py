@@ -30,10 +30,11 @@ from featuremill.base.errors import UserError
 from featuremill.config.runs import Runs
 from featuremill.flow import screen
 from featuremill.lease import gpu_name
-from featuremill.status import beneath, lines, shards, watch
+from featuremill.status import beneath, shards, watch
 from featuremill.status import screen as view
 from featuremill.status.jobs import TelemetryTail
 from featuremill.status.reader import RunReader
+from featuremill.status.view import totals_line
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.files import JsonFile
 from featuremill.store.results import Results
@@ -123,7 +124,7 @@ def test_time_left_is_not_named_where_nothing_tells_it(run):
     assert found["time_left"] is None
     assert found["jobs"][0]["stage"] == "wait" and found["jobs"][0]["devices"] == []
     scene = RunReader(run.folder.root).poll()
-    assert "time left not known: every job waits for a device" in lines.totals_line(scene)
+    assert "time left not known: every job waits for a device" in totals_line(scene)
     assert any("1 job waiting for a device: shard 00000000" in line for line in drawn(scene))
     waiting.has(A)
     waiting.sample(100)

@@ -30,9 +30,9 @@ from programs import SHEBANG, Desk, wait_for
 
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.inputs import fasta, kinds, nucleotides
-from featuremill.steps.translate import chunks, contigs, folder, ids, orfs
-from featuremill.steps.translate.command import translate
+from featuremill.steps.translate import chunks, contigs, folder, orfs
 from featuremill.steps.translate.genetic_code import COMPLEMENT, genetic_code, reverse_complement
+from featuremill.steps.translate.write import translate
 from featuremill.store.formats import RECORD
 from featuremill.workload import Record
 
@@ -303,8 +303,8 @@ def test_virnucpros_windows_are_its_own_at_every_length(window):
         for k, overlap in zip(range(1, number + 1), overlaps, strict=False):
             expected.append((k, start, min(start + window, length)))
             start += window - overlap
-        assert list(chunks.virnucpro_windows(length, window)) == expected, length
-    last_of_501 = list(chunks.virnucpro_windows(501, 500))[-1]
+        assert list(chunks.windows(length, window, True)) == expected, length
+    last_of_501 = list(chunks.windows(501, 500, True))[-1]
     assert last_of_501 == (2, 250, 501), "shorter than the window"
 
 
@@ -339,7 +339,7 @@ def test_virnucpros_fragments_are_its_own_at_many_lengths(window, tmp_path):
 
 @pytest.mark.parametrize("length", range(1, 41))
 def test_windows_are_whole_and_their_overlaps_are_shared_out(length):
-    found = list(chunks.even_windows(length, 7))
+    found = list(chunks.windows(length, 7))
     assert [number for number, _, _ in found] == list(range(1, max(1, -(-length // 7)) + 1))
     assert found[0][1] == 0 and found[-1][2] == length
     assert {end - start for _, start, end in found} == {min(7, length)}
@@ -549,11 +549,11 @@ def test_the_first_repeat_among_thousands_is_named(tmp_path):
     records[1700] = records[2900] = ("c11", "ACGT")
     path = write(tmp_path / "in.fna", records)
     with pytest.raises(UserError, match=r"in\.fna:3401: the id 'c11' is also that of .*:23,"):
-        list(ids.Ids().checked(nucleotides([path])))
+        list(contigs.Ids().checked(nucleotides([path])))
     read = []
     with pytest.raises(UserError):
         read.extend(
-            ids.Ids().checked(Record(f"c{n % 900}", "", b"A", "x", n) for n in range(10**6))
+            contigs.Ids().checked(Record(f"c{n % 900}", "", b"A", "x", n) for n in range(10**6))
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import os
 import re
@@ -21,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill import beside, config
-from featuremill.base import environment, faults, reasons
+from featuremill.base import faults, reasons
 from featuremill.base.arrays import matrices, matrix
 from featuremill.base.devices import (
     Device,
@@ -37,6 +36,7 @@ from featuremill.base.words import counted
 from featuremill.inputs import in_memory
 from featuremill.lease import Lease, Request, count_slots
 from featuremill.lease.acquire import acquire
+from featuremill.lease.environment import LEASED
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
 from featuremill.store.plan import Settings
@@ -47,14 +47,14 @@ from featuremill.workload import (
     Workload,
     WorkloadOptions,
     option_files,
+    optional,
     plugin_errors,
     refuse_without_packages,
     weights,
 )
+from featuremill.workload.compute import Refuse, free_device_memory, values_in_batches
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.in_process import Refuse, values_in_batches
 from featuremill.workload.option_files import execution_of
-from featuremill.workload.optional import TakesOtherOptions
 from featuremill.workload.recipe import recipe_of, settings_of_resolved, settled
 
 if TYPE_CHECKING:  # it takes a third of a second to import
@@ -83,7 +83,6 @@ class _Loaded(NamedTuple):
     """The workload, the model, and size and time of the files, which show changes."""
     device: Device
     options: Any
-    """The resolved options."""
     weights: Weights | None
     model: Any
 
@@ -105,7 +104,6 @@ class Computed(NamedTuple):
     """For each batch: the indices of the payloads of each row, and the values."""
     warnings: list[str]
     settings: Settings
-    """The settings that determine the values."""
     jobs: list[Job]
 
     def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
@@ -123,15 +121,12 @@ _loaded: list[_Loaded] = []
 _leases: list[Lease] = []
 """The lease of this process's GPU, held until it ends, because CUDA keeps memory on the GPU."""
 _shown_cautions: set[str] = set()
-"""Cautions about models that this process has shown."""
 
 
 def forget_model() -> None:
     """Free the memory of the model that `compute` and `embed` keep for the next call."""
     _loaded.clear()
-    gc.collect()
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    free_device_memory()
 
 
 def compute(
@@ -336,11 +331,8 @@ class Engine(NamedTuple):
                         of_job += equal
                         for index in equal if reason is not None else ():
                             refuse(index, reason)
-                    is_good = batch.column("reason").is_null()
-                    good = [
-                        equal for equal, keep in zip(rows, is_good.to_pylist(), strict=True) if keep
-                    ]
-                    values = batch.filter(is_good).select(schema.names)
+                    good = [row for row, reason in zip(rows, why, strict=True) if reason is None]
+                    values = batch.filter(batch.column("reason").is_null()).select(schema.names)
                     computed.batches.append((good, values))
                 computed.warnings.extend(set(receipt.warnings) - {*computed.warnings})
                 names = " + ".join(map(str, receipt.devices))
@@ -382,7 +374,6 @@ def engine(
 
 
 def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
-    """Return the processes for the arguments of a call."""
     is_free = device == "auto" or (device == "cpu" and gpus is None)
     values = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
     named = [f"{key}={value!r}" for key, value in values.items() if value is not None]
@@ -435,8 +426,7 @@ def _hold(device: Device) -> bool:
             held = acquire("cuda", request)
             _leases.append(held)
             # Child processes may use the GPU as well.
-            leased = environment.LEASED
-            leased.set(",".join(filter(None, [held.environment[leased.name], leased.value()])))
+            LEASED.set(",".join(filter(None, [held.environment[LEASED.name], LEASED.value()])))
     return bool(_leases)
 
 
@@ -456,9 +446,9 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
         network = weights.weights_of(weights.convert(model, workload=name)) if model else None
     resolved = plugin_errors.resolved(name, workload, options, device, network)
     if last and (last.key, last.device) == (key, device):
-        kept = last.model if last.options == resolved else None
-        if kept is None and isinstance(workload, TakesOtherOptions):
-            kept = workload.with_options(last.model, resolved)
+        kept = last.model
+        if last.options != resolved:
+            kept = optional(workload, "with_options")(last.model, resolved)
         if kept is not None:
             return last._replace(options=resolved, model=kept)
     last = None  # free its memory before the next model is loaded
@@ -499,7 +489,6 @@ def _plain(value: Any) -> Any:
 
 
 def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]:
-    """Return the records that the workload reads from `paths`, or from `inputs` without paths."""
     name, workload, options = chosen[:3]
     if paths:
         return list(plugin_errors.records_of(name, workload, paths, options))
@@ -539,7 +528,6 @@ def _deduplicated(records: Iterable[Record]) -> tuple[list[Record], list[dict[st
 
 
 def _row(record: Record, status: str, reason: str) -> dict[str, Any]:
-    """Return the row of failed.tsv for a record."""
     columns = {"id": record.id, "source": record.source, "line": record.line}
     return {**columns, "status": status, "reason": reason}
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from featuremill.base import environment, log, this_process
 from featuremill.base.devices import DeviceChoice
 from featuremill.base.errors import error_of
+from featuremill.lease.environment import DEVICES
 from featuremill.plan.shard_cost import UNKNOWN_COST
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import journal_log
@@ -89,7 +90,6 @@ def parts(
 
 
 def _planned(results: Results, work: Work, jobs: Jobs, recipe: str) -> Plan:
-    """Write shards and plan.json."""
     results.store.mkdir()
     if work.weights:
         work.weights.write(results.root / "weights.json")
@@ -126,8 +126,6 @@ def _planned(results: Results, work: Work, jobs: Jobs, recipe: str) -> Plan:
 
 
 class _Running:
-    """The jobs of a plan, until all shards are computed."""
-
     def __init__(
         self,
         results: Results,
@@ -142,7 +140,7 @@ class _Running:
         self._running: dict[str, tuple[subprocess.Popen[bytes], PlannedShard]] = {}
         self._kills = dict.fromkeys((shard.shard for shard in plan.shards), 0)
         self._num_finished = self._num_told = 0
-        self._said = set[str]()
+        self._reported = set[str]()
 
     def finish(self) -> None:
         try:
@@ -173,7 +171,7 @@ class _Running:
         command += [shard.shard, "--threads", str(threads), "--log-file", str(self._log(shard))]
         variables = {environment.DIE_WITH_PARENT.name: this_process.name_of_process()}
         if self._jobs.devices:
-            variables[environment.DEVICES.name] = self._jobs.devices
+            variables[DEVICES.name] = self._jobs.devices
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -206,14 +204,12 @@ class _Running:
             rows = journal_log.num_rows_in(journal)
             num_done += rows
             if not rows and self._log(shard).exists():
-                self._tell_waiting(self._log(shard).read_text("utf-8", "replace"))
+                text = self._log(shard).read_text("utf-8", "replace")
+                for sentence in WAITING.findall(text):
+                    if sentence not in self._reported:
+                        self._reported.add(sentence)
+                        self._report(sentence)
         # A job ends a moment after its journal became a part.
         if num_done > self._num_told:
             self._num_told = num_done
             self._progress(num_done)
-
-    def _tell_waiting(self, text: str) -> None:
-        for sentence in WAITING.findall(text):
-            if sentence not in self._said:
-                self._said.add(sentence)
-                self._report(sentence)

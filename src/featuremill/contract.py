@@ -47,7 +47,7 @@ from featuremill.store.journal_log import read_log
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Record, Weights, find_workload, option_files, weights
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches
 
 HEAVY = ("torch", "pandas", "transformers", "tensorflow", "jax", "scipy", "sklearn")
 MANY_SHARDS = 3
@@ -88,7 +88,6 @@ def _heavy_after(code: str) -> list[str]:
 
 
 def _left_out(run: Finished) -> dict[str, str]:
-    """Return the ids of the records without values, with the reasons."""
     return {record.id: record.reason for record in failed.read(run.folder.root / "failed.tsv")}
 
 
@@ -121,7 +120,9 @@ class WorkloadContract:
         assert self._module.Options.model_validate(values) == self._options
 
     def test_values_have_the_declared_kinds(self) -> None:
-        assert {kind_of(field.type) for field in self._schema} == self._options.delivers()
+        types = [field.type for field in self._schema]
+        assert not any(map(pa.types.is_null, types)), "a column of type null holds no value"
+        assert {*map(kind_of, types)} == self._options.delivers()
 
     def test_records_have_costs_and_are_the_same_when_read_twice(self) -> None:
         records = self._records
@@ -238,7 +239,6 @@ class WorkloadContract:
 
     @cached_property
     def _options(self) -> Any:
-        """The options with absolute paths."""
         kinds = option_files.kinds_of(self._module.Options)
         options = {
             name: str(Path(value).absolute()) if name in kinds and value else value
@@ -269,7 +269,6 @@ class WorkloadContract:
         return [sys.executable, *by, *map(str, words), "--quiet"]
 
     def _run_measured(self, *words: str | Path) -> int:
-        """Run a command; return its peak memory in MB."""
         command = self._command(*words, by=("-c", MEASURED))
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         assert done.returncode == 0, f"featuremill {words[0]} ended with {done.returncode}"
@@ -367,7 +366,8 @@ class StepContract:
         line = 1 + text[: text.index("nonesuch")].count("\n")
         message = ""
         try:
-            project.validate(*_loaded(text, "my.yaml"))
+            loaded, places = yaml_lines.load("my.yaml", text)
+            project.validate(loaded, "my.yaml", places)
         except UserError as error:
             message = str(error)
         assert message.startswith(f"my.yaml:{line}: {self.step}.")
@@ -417,7 +417,6 @@ class StepContract:
         assert not any((tmp_path / path).exists() for path in left)
 
     def _run(self, folder: Path, *words: str, status: int = 0) -> str:
-        """Run a command, check its exit status, and return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "featuremill", *words],
             cwd=folder,
@@ -430,12 +429,6 @@ class StepContract:
 
     @property
     def _absolute_config(self) -> dict[str, Any]:
-        """The config with absolute paths of inputs."""
         paths = self.config["inputs"]
         inputs = [paths] if isinstance(paths, str | Path) else paths
         return {**self.config, "inputs": [str(Path(path).absolute()) for path in inputs]}
-
-
-def _loaded(text: str, source: str) -> tuple[dict[str, Any], str, yaml_lines.Places]:
-    raw, places = yaml_lines.load(source, text)
-    return raw, source, places

@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Literal
 
-from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, RUN_SEES
+from featuremill.base.environment import RUN_SEES
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import BF16_CAPABILITY, Device, cpu, survey, visible
+from featuremill.lease.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES
 
 __all__ = ["BF16_CAPABILITY", "Device", "cpu", "cuda_devices"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]

@@ -8,60 +8,23 @@ jobs, and is not for users to set.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from typing import Any
 
-from featuremill.lease.environment import (
-    CUDA_DEVICE_ORDER,
-    CUDA_VISIBLE_DEVICES,
-    DEVICES,
-    FOLDER,
-    LEASE_FOLDER,
-    LEASED,
-    LIST,
-    MIN_FREE_MB,
-    NUMBER,
-    NVIDIA_VISIBLE_DEVICES,
-    POLICY,
-    SLOTS_PER_GPU,
-    SLURM_JOB_GPUS,
-    SLURM_STEP_GPUS,
-    TEXT,
-    WAIT,
-    Policy,
-    Setting,
-    ValueType,
-    Variable,
-    number,
-    of_child,
-)
-
-__all__ = [
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "DEVICES",
-    "LEASED",
-    "LEASE_FOLDER",
-    "MIN_FREE_MB",
-    "NVIDIA_VISIBLE_DEVICES",
-    "POLICY",
-    "SLOTS_PER_GPU",
-    "SLURM_JOB_GPUS",
-    "SLURM_STEP_GPUS",
-    "WAIT",
-    "Policy",
-    "Setting",
-    "Variable",
-    "of_child",
-]
-"""The names of the lease's variables that other modules import from here."""
+from featuremill.lease import environment as of_leases
+from featuremill.lease.environment import FOLDER, LIST, NUMBER, TEXT, ValueType, number
+from featuremill.lease.environment import Setting as Setting
+from featuremill.lease.environment import Variable as Variable
+from featuremill.lease.environment import of_child as of_child
 
 
 def _yes_or_no(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError
     return text == "1"
+
+
+def _internal(name: str, meaning: str) -> Setting[str]:
+    return Setting(name, TEXT, "", meaning, is_internal=True)
 
 
 LIST_OF_FOLDERS: ValueType[str] = ValueType("folders with colons between", str)
@@ -123,51 +86,33 @@ AS_PROTEINS = Setting(
     False,
     "1: only warn if most records for a workload on proteins look like nucleotides.",
 )
-DIE_WITH_PARENT = Setting(
+DIE_WITH_PARENT = _internal(
     "DIE_WITH_PARENT",
-    TEXT,
-    "",
     "The Snakemake whose job this is (`name_of_process`): the job ends when that one dies.",
-    is_internal=True,
 )
-STRICT = Setting(
+STRICT = _internal(
     "STRICT",
-    TEXT,
-    "",
     "Set for the Snakemake of a `featuremill run --strict`.",
-    is_internal=True,
 )
 GPUS = Setting(
     "GPUS", NUMBER, 0, "GPU slots that the workflow deals out to its jobs.", is_internal=True
 )
-GPU_MODEL = Setting(
+GPU_MODEL = _internal(
     "GPU_MODEL",
-    TEXT,
-    "",
     "The card that a profile sends jobs to, for which plan cuts shards.",
-    is_internal=True,
 )
-METADATA = Setting(
+METADATA = _internal(
     "METADATA",
-    TEXT,
-    "",
     "The folder of this package's metadata, for envs/base.post-deploy.sh.",
-    is_internal=True,
 )
-PACKAGE = Setting(
+PACKAGE = _internal(
     "PACKAGE",
-    TEXT,
-    "",
     "The folder of this package, for envs/base.post-deploy.sh.",
-    is_internal=True,
 )
-RUN_SEES = Setting(
+RUN_SEES = _internal(
     "RUN_SEES",
-    TEXT,
-    "",
     "CUDA_VISIBLE_DEVICES of the Snakemake whose job this is, as an executor may hide all GPUs "
     "from jobs without any; `all` if it is not set.",
-    is_internal=True,
 )
 SLURM_JOBS = Setting(
     "SLURM_JOBS",
@@ -177,12 +122,9 @@ SLURM_JOBS = Setting(
     "job that waits must not send that back.",
     is_internal=True,
 )
-TYPED = Setting(
+TYPED = _internal(
     "TYPED",
-    TEXT,
-    "",
     "Written by `featuremill run` before it becomes Snakemake: the process, and what was typed.",
-    is_internal=True,
 )
 _THREADS = "Set to the threads of a job."
 _FLASH_ATTENTION = "FlashAttention-4's cache of compiled kernels; set unless you set it."
@@ -218,9 +160,13 @@ VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
 CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
 TERM = Variable("TERM", "`dumb`: a run prints only lines.")
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
-_ALL = [value for value in globals().values() if isinstance(value, Variable)]
+_ALL = [
+    value
+    for value in (*vars(of_leases).values(), *globals().values())
+    if isinstance(value, Variable)
+]
 SETTINGS: tuple[Setting[Any], ...] = tuple(each for each in _ALL if isinstance(each, Setting))
-"""The variables of featuremill, in the order of this module."""
+"""The variables of featuremill, those of leases first."""
 OF_OTHERS = tuple(each for each in _ALL if not isinstance(each, Setting))
 """The variables of other programs that the core reads."""
 
@@ -229,13 +175,3 @@ def check() -> None:
     """Raise UserError for the first of our variables that holds something else than it may."""
     for setting in SETTINGS:
         setting.value()
-
-
-def search_path() -> list[str]:
-    """Return the folders in which programs are looked for."""
-    return (PATH.text() or os.defpath).split(os.pathsep)
-
-
-def set_search_path(folders: Iterable[str]) -> None:
-    """Look for programs in `folders` from now on, in this process and its children."""
-    PATH.set(os.pathsep.join(folders))

@@ -115,7 +115,6 @@ class _Dated(logging.Formatter):
 
 
 def _story(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Return the traceback that belongs to a record, where there is one."""
     return plain(f"\n{formatter.formatException(record.exc_info)}") if record.exc_info else ""
 
 

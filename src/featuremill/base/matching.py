@@ -53,23 +53,19 @@ class Matcher:
     ) -> None:
         """`line_of` has the line of each name in the table `path`. `noun` names what is matched,
         such as "record of results/my", and `id_columns` make its ids. Warnings go to `log`."""
-        self._path, self._line_of, self._of, self._log = path, line_of, noun, log
+        self._path, self._line_of, self._noun, self._log = path, line_of, noun, log
         self._id_columns = id_columns
-        self._id_of: dict[str, str] = {}
+        self.id_of: dict[str, str] = {}
+        """The ids of the records met so far, by their names in the table."""
         self._other_id_of: dict[str, str] = {}
         """Ids of records with a row of their own, by their accessions, which have one as well."""
         self._met: dict[str, None] = {}
         self._num_met = 0
 
     @property
-    def id_of(self) -> Mapping[str, str]:
-        """The ids of the records met so far, by their names in the table."""
-        return self._id_of
-
-    @property
     def unmatched(self) -> list[str]:
         """The names of no record so far, in the order of the table."""
-        return [name for name in self._line_of if name not in self._id_of]
+        return [name for name in self._line_of if name not in self.id_of]
 
     def match(self, ids: Iterable[str]) -> Matcher:
         """Meet the records `ids`, whatever their order: whole ids go first. Return self.
@@ -101,15 +97,15 @@ class Matcher:
             if short != id and short in self._line_of:
                 self._other_id_of[short] = id
             return self._is_of(id, id)
-        if short == id or short not in self._line_of or self._id_of.get(short) == short:
+        if short == id or short not in self._line_of or self.id_of.get(short) == short:
             return None
         return self._is_of(short, id)
 
     def _is_of(self, name: str, id: str) -> str:
-        if (other := self._id_of.setdefault(name, id)) != id:
+        if (other := self.id_of.setdefault(name, id)) != id:
             raise UserError(
                 f"{self._path}:{self._line_of[name]}: {clipped(name)!r} is the accession of more "
-                f"than one {self._of}, such as {clipped(other)!r} and {clipped(id)!r}; write the "
+                f"than one {self._noun}, such as {clipped(other)!r} and {clipped(id)!r}; write the "
                 "whole id."
             )
         return name
@@ -125,7 +121,7 @@ class Matcher:
                 are; a table of far more records than there are may have fewer.
         """
         for short, id in self._other_id_of.items():
-            if short not in self._id_of:
+            if short not in self.id_of:
                 raise UserError(
                     f"{self._path}:{self._line_of[short]}: {clipped(short)!r} is the record "
                     f"{clipped(id)!r}, which has a row in line {self._line_of[id]}; leave one of "
@@ -133,14 +129,14 @@ class Matcher:
                 )
         if not (unmatched := self.unmatched):  # or no names at all
             return
-        num_names, num_matched = len(self._line_of), len(self._id_of)
+        num_names, num_matched = len(self._line_of), len(self.id_of)
         first = f"{clipped(unmatched[0])!r} (line {self._line_of[unmatched[0]]})"
         is_of_more = num_names > self._num_met / FEW
         if not num_matched or (num_matched < FEW * num_names and not is_of_more):
             how = f"only {num_matched:,} of its" if num_matched else "none of its"
             theirs = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
             raise UserError(
-                f"{self._path}: {how} {num_names:,} ids is a {self._of}{theirs}; the "
+                f"{self._path}: {how} {num_names:,} ids is a {self._noun}{theirs}; the "
                 f"first that is none is {first}; {self._remedy(unmatched)}."
             )
         if self._log:
@@ -151,7 +147,7 @@ class Matcher:
                 self._path,
                 f"{len(unmatched):,}",
                 counted(num_names, "id is", "ids are"),
-                self._of,
+                self._noun,
                 some,
                 more,
             )

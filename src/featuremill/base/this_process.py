@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import platform
@@ -17,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 
 from featuremill.base import __version__
+from featuremill.lease.program import die_with_parent as die_with_parent
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 VERSION = __version__
 """The version of featuremill."""
 PACKAGE = Path(__file__).parents[1]
@@ -31,17 +30,6 @@ PROFILES = Path(SNAKEFILE).parent / "profiles"
 """Folders of profiles, by their names."""
 ALWAYS_USED = ("numpy", "pyarrow")
 """Distributions of which each process with values has the versions."""
-
-
-def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; leave now if it has died already.
-
-    Linux only; elsewhere an orphan ends at its next write to the parent's pipe.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
-    if os.getppid() != parent_pid:
-        sys.exit(128 + signal_number)
 
 
 @contextlib.contextmanager
@@ -68,14 +56,11 @@ def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
     """
     die_with_parent(os.getppid(), signal_number)
     pid, _, namespace = starter.partition("@")
-    if namespace and namespace == _pid_namespace() and not _comes_from(int(pid)):
-        sys.exit(128 + signal_number)
+    if namespace and namespace == _pid_namespace():
+        import psutil  # here: only a workflow's jobs ask
 
-
-def _comes_from(ancestor: int) -> bool:
-    import psutil  # here: only a workflow's jobs ask
-
-    return ancestor in (parent.pid for parent in psutil.Process().parents())
+        if int(pid) not in (parent.pid for parent in psutil.Process().parents()):
+            sys.exit(128 + signal_number)
 
 
 def _pid_namespace() -> str:

@@ -78,12 +78,8 @@ def _cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
     import pyarrow.compute as pc
 
     texts = column.cast(pa.string())
-    if pa.types.is_primitive(column.type) or not _any(pc.match_substring_regex(texts, MUST_CHANGE)):
+    if pa.types.is_primitive(column.type):
+        return texts
+    if not pc.any(pc.match_substring_regex(texts, MUST_CHANGE)).as_py():
         return texts
     return pa.chunked_array([[None if text is None else cell(text) for text in texts.to_pylist()]])
-
-
-def _any(are: pa.ChunkedArray) -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.any(are).as_py())

@@ -1,9 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers, and changes of a config, as people read them."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 NBSP = "\u00a0"
 """Between a number and its unit, where no line may end: on the page."""
@@ -111,3 +112,35 @@ def listed(words: Iterable[str]) -> str:
     """Return "a", "a and b" or "a, b and c"."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
+
+
+MOST_TOLD, MOST_VALUES = 4, 5
+"""Changes that a sentence names, and values of a list."""
+
+
+class Change(NamedTuple):
+    """A key with another value than before."""
+
+    key: str
+    before: Any
+    now: Any
+
+
+def in_words(changes: Sequence[Change]) -> str:
+    """Return the changes as text, such as "layers: 6 → 3; pool: mean → max"."""
+    shown = [f"{key}: {_value(before)} → {_value(now)}" for key, before, now in changes[:MOST_TOLD]]
+    more = [f"{len(changes) - MOST_TOLD:,} more"] if len(changes) > MOST_TOLD else []
+    return "; ".join([*shown, *more])
+
+
+def _value(value: Any) -> str:
+    if value in (None, "", [], ()):
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_value(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        shown = [_value(item) for item in value[:MOST_VALUES]]
+        return ", ".join([*shown, *["…"] * (len(value) > MOST_VALUES)])
+    return str(value)

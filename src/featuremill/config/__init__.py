@@ -455,22 +455,17 @@ def _at_the_model(run: Run) -> Iterator[None]:
         raise UserError(f"{run.origin.at(*key)}: {'.'.join(key)}: {error}") from None
 
 
-def refuse_input(path: Path) -> None:
-    """Raise UserError if the file in place of a config is a file of records."""
-    if kind := evident_format(path):
-        raise UserError(
-            f"{path}: this is no config but {kind}; featuremill init {shlex.quote(str(path))} "
-            "writes one."
-        )
-
-
 def load(path: Path) -> tuple[dict[str, Any], Places]:
     """Return the content of the YAML file `path`, not validated, and the position of each key. For
     a run's folder, read the config of its last start."""
     if path.is_dir():
         path = run_lock.config_of(path)
     try:
-        refuse_input(path)
+        if kind := evident_format(path):
+            raise UserError(
+                f"{path}: this is no config but {kind}; featuremill init {shlex.quote(str(path))} "
+                "writes one."
+            )
         text = path.read_text("utf-8")
     except OSError as error:
         raise UserError(

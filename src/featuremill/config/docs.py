@@ -211,7 +211,6 @@ def run_schema(installed: bool = False) -> Schema:
 
 
 def _table(model: type[BaseModel], besides: type[BaseModel] = BaseModel) -> Iterator[str]:
-    """Yield a table of the fields of `model`, without those of `besides`."""
     schema = model.model_json_schema()
     for name in besides.model_fields:
         schema["properties"].pop(name, None)

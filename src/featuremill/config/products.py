@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.base.change import Change
+from featuremill.base.words import Change
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
 from featuremill.step import Product
@@ -65,7 +65,7 @@ def merged(config: Run, root: Path) -> Product:
 def reported(config: Run, root: Path) -> Product:
     """Return the report in the run's folder `root`, with the labels of its map."""
     labels = config.labels
-    values = {"labels.file": labels.file, "labels.column": labels.column}
+    values = {f"labels.{key}": value for key, value in labels}
     return _product(root, "reported", "report.html", values, [labels.file] * bool(labels.file))
 
 

@@ -151,7 +151,8 @@ def problems_of_records(project: ProjectConfig) -> Iterator[str]:
 
 
 def _refuse_problems(project: ProjectConfig) -> None:
-    """Raise UserError with the problems that steps find in their sections."""
+    """Raise UserError with the problems that steps find in their sections, or with a file that two
+    of their results would be."""
     sentences = [
         sentence
         for key, section in project.sections.items()
@@ -159,6 +160,15 @@ def _refuse_problems(project: ProjectConfig) -> None:
     ]
     if sentences:
         raise UserError("\n".join(sentences))
+    label_of: dict[str, str] = {}
+    for product in project.products:
+        for file in (*product.files, product.state):
+            if file in label_of:
+                raise UserError(
+                    f"{project.origin.source}: {product.label}: {file} is also a file of "
+                    f"{label_of[file]}; take another name."
+                )
+            label_of[file] = product.label
 
 
 def _sentences(
@@ -234,7 +244,6 @@ def _records(project: step.Project) -> dict[str, str]:
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
-    """Return the file of records that the key `of` of a set selects."""
     if kind is None:
         return files.get(run.run.rpartition("/")[2], next(iter(files.values())))
     if str(kind) not in files:

@@ -57,7 +57,8 @@ def named(typed: Path) -> Runs:
     if not typed.is_file():
         run_lock.refuse_lost(typed)
         below = runs_below(typed)
-        is_project = below and run_lock.is_in_results(typed) and not _is_run(typed)
+        is_run = (typed / "plan.json").exists() or (typed / "store").exists()
+        is_project = below and run_lock.is_in_results(typed) and not is_run
         return Runs(typed, below if is_project else [typed])
     raw, places = configs.load(typed)
     config = project.validate(raw, str(typed), places)
@@ -89,7 +90,3 @@ def only_folder(typed: Path) -> Path:
             f"{', '.join(map(str, folders))}."
         )
     return folders[0]
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "plan.json").exists() or (folder / "store").exists()

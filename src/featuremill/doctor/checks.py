@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from featuremill.base.environment import LEASE_FOLDER, Variable
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import nearest_folder
 from featuremill.doctor.findings import Findings, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
 from featuremill.lease import folder as lease_folder
+from featuremill.lease.environment import LEASE_FOLDER, Variable
 from featuremill.workload import find_workload
 
 Severity = Literal["error", "warning", "note"]
@@ -147,7 +147,6 @@ def _torch(findings: Findings) -> Iterator[Issue]:
 
 
 def _fallbacks(findings: Findings) -> Iterator[Issue]:
-    """Yield an issue for each fallback, with all devices that use it."""
     labels = {gpu.uuid: f"{gpu.device.label}: " for gpu in findings.gpus}
     whys = dict.fromkeys(why for trial in findings.trials.values() for why in trial.why)
     for why in whys:
@@ -185,7 +184,6 @@ def _files(findings: Findings) -> Iterator[Issue]:
 
 
 def _too_large(findings: Findings) -> Iterator[Issue]:
-    """Yield an issue if the model does not fit on any device."""
     tried = [gpu.device for gpu in findings.accessible] or [findings.cpu]
     largest = max(tried, key=lambda device: device.memory_mb)
     fits = largest.memory_mb >= findings.need_mb(largest.uuid)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from featuremill.lease import GpuOptions
-from featuremill.lease.gpu_options import HELP_OF_DEVICES
+from featuremill.lease.request import HELP_OF_DEVICES
 from featuremill.workload import DEFAULT
 
 NOT_READY = 1

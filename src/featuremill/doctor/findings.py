@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base import devices
-from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import free_memory_mb
 from featuremill.config import Origin, checked, project
 from featuremill.doctor.gpus import Gpu, Node, read_node
 from featuremill.doctor.trial import Trial, try_devices
+from featuremill.lease.environment import DEVICES
 from featuremill.lease.offer import named
 from featuremill.store.results import Results
 from featuremill.workload import (
     DEFAULT,
-    AskedByModel,
     Device,
     EstimatesMemory,
-    HasPrecisions,
     Weights,
     find_workload,
+    optional,
 )
 from featuremill.workload import weights as weights_command
 
@@ -68,11 +67,11 @@ class Subject(NamedTuple):
     def need(self, weights: Weights, device: Device) -> Need:
         """Return what the model needs on `device`, with batches as in a run."""
         workload = find_workload(self.workload)
-        assert isinstance(workload, EstimatesMemory) and isinstance(workload, HasPrecisions)
+        assert isinstance(workload, EstimatesMemory)
         options = workload.resolve(self.options, device, weights)
         batch_cost = max(workload.batch_cost(options, device), self.costliest)
         memory_mb = workload.memory_mb(options, device, weights, batch_cost)
-        return Need(memory_mb, getattr(options, workload.PRECISION), batch_cost)
+        return Need(memory_mb, getattr(options, optional(workload, "PRECISION")), batch_cost)
 
 
 def subject_of(arguments: argparse.Namespace) -> Subject:
@@ -89,8 +88,8 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
     if not model or not isinstance(workload, EstimatesMemory):
         return Subject(name, model)  # `weights` raises UserError if there is a model
     weights_command.refuse_missing(model, name)
-    if isinstance(workload, AskedByModel):
-        return Subject(name, workload.options_of_model(model))
+    if options := optional(workload, "options_of_model")(model):
+        return Subject(name, options)
     alone = Origin("--model without --config")
     options = checked(workload.Options, {"model": model}, ("options",), dict, alone)
     return Subject(name, options)

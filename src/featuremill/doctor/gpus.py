@@ -128,7 +128,6 @@ def read_node(timeout: float) -> Node:
 
 
 def _node() -> Node:
-    """Return the GPUs; called in the child."""
     with nvml.nvml() as is_there:
         if not is_there:
             error = nvml.trouble()

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, get_args
 
 from featuremill.base import text, this_process, words
-from featuremill.base.environment import DEVICES
 from featuremill.doctor.checks import Issue, Severity
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Gpu
+from featuremill.lease.environment import DEVICES
 
 PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
 VERSION = 5
@@ -108,7 +108,6 @@ def _gpu(findings: Findings, gpu: Gpu) -> Report:
 
 
 def _memory(findings: Findings) -> Report:
-    """Return the model's needs on each device, and the devices on which it fits."""
     devices = [gpu.device for gpu in findings.accessible] or [findings.cpu]
     fits = [
         each.uuid
@@ -177,7 +176,6 @@ def _verdict(report: Report) -> str:
 
 
 def _fits(report: Report, labels: dict[str, str]) -> str:
-    """Return a sentence on the devices on which the model fits, and its needs."""
     if not (memory := report["memory"]):
         return ""
     here = [labels.get(uuid, "the CPU") for uuid in memory["fits"]]
@@ -203,7 +201,6 @@ def _table(report: Report) -> Iterator[str]:
 
 
 def _method_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
-    """Yield the method of each operation on each device, if the workload reports them."""
     for number, ways in enumerate(ways for ways in report["ways"] if ways.get("dtype")):
         if not number:
             yield f"{report['workload']} would be computed so"

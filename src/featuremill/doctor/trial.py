@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from featuremill.base import devices, faults
 from featuremill.base.errors import WorkloadError
 from featuremill.doctor.gpus import ask
-from featuremill.workload import Device, ReportsWays, Weights, find_workload
+from featuremill.workload import Device, Weights, find_workload, optional
 
 log = logging.getLogger("featuremill.doctor")
 MAX_AT_ONCE = 8
@@ -56,12 +56,9 @@ def try_devices(
     """Return the trials by UUID, or of "cpu". `weights` has the shape of the network; None is a
     common shape. A trial is killed after `timeout` seconds."""
     metadata = json.dumps(weights and weights.metadata)
-
-    def attempt(uuid: str) -> Trial:
-        return _try(uuid, workload, metadata, timeout)
-
     with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        return dict(zip(uuids, pool.map(attempt, uuids), strict=True))
+        trials = pool.map(lambda uuid: _try(uuid, workload, metadata, timeout), uuids)
+        return dict(zip(uuids, trials, strict=True))
 
 
 def _try(uuid: str, workload: str, metadata: str, timeout: float) -> Trial:
@@ -115,8 +112,6 @@ def _text(error: Exception) -> str:
 
 def _ways(torch: Any, kind: str, name: str, weights: Weights | None) -> dict[str, Any]:
     workload = find_workload(name)
-    if not isinstance(workload, ReportsWays):
-        return {}
     device = devices.cpu()
     if kind == "cuda":
         has_bf16 = torch.cuda.get_device_capability(0) >= devices.BF16_CAPABILITY
@@ -125,7 +120,7 @@ def _ways(torch: Any, kind: str, name: str, weights: Weights | None) -> dict[str
     warnings = QueueHandler(queue)
     warnings.setLevel(logging.WARNING)
     logging.getLogger("featuremill").addHandler(warnings)
-    ways = dict(workload.ways(device, weights))
+    ways = dict(optional(workload, "ways")(device, weights))
     return {"ways": ways, "why": [queue.get().getMessage() for _ in range(queue.qsize())]}
 
 

@@ -109,7 +109,8 @@ class Extraction:
             run_log.line(self._folder.root, "extract", self.shard) as line,
             locked(self.journal.with_suffix(".lock"), self._say_waiting) as lock,
         ):
-            self._clear()
+            for path in (self.declared_receipt, self.kept_receipt):
+                remove_left(path)  # incomplete ones of killed jobs
             receipt = self._verified()
             if receipt is None:
                 receipt = self._extract(lock, line)
@@ -119,11 +120,6 @@ class Extraction:
                 log.info("shard %s: the part is there already", self.shard[:8])
             receipt.write(self.declared_receipt)
             self._publish(receipt)
-
-    def _clear(self) -> None:
-        """Remove incomplete receipts of killed jobs."""
-        for receipt in (self.declared_receipt, self.kept_receipt):
-            remove_left(receipt)
 
     def _say_waiting(self) -> None:
         log.info("shard %s: another job computes it; waiting", self.shard[:8])
@@ -160,7 +156,15 @@ class Extraction:
         plan = self.plan
         wanted = Request.from_environment(num_gpus=plan.gpus)
         telemetry = self._folder.telemetry(plan.recipe, self.shard)
-        with Recorder(telemetry, self.journal, self._facts()) as recorder:
+        planned = next(entry for entry in plan.shards if entry.shard == self.shard)
+        facts = {
+            "shard": self.shard,
+            "recipe": plan.recipe,
+            "rows": planned.records,
+            "cost": planned.cost,
+            "cost_unit": plan.cost_unit,
+        }
+        with Recorder(telemetry, self.journal, facts) as recorder:
             supervisor = Supervisor(self._job, self.journal, plan.device, wanted, lock, recorder)
             try:
                 with lock_holder.recorded(lock):
@@ -173,19 +177,7 @@ class Extraction:
         log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
 
-    def _facts(self) -> dict[str, Any]:
-        """Return the telemetry's facts about this shard at its start."""
-        planned = next(entry for entry in self.plan.shards if entry.shard == self.shard)
-        return {
-            "shard": self.shard,
-            "recipe": self.plan.recipe,
-            "rows": planned.records,
-            "cost": planned.cost,
-            "cost_unit": self.plan.cost_unit,
-        }
-
     def _reasons(self, receipt: Receipt) -> Counter[str]:
-        """Count the part's failed records by the code of their reason."""
         if not receipt.failed:
             return Counter()
         from featuremill.store.parts import failed_rows  # imports more of pyarrow

@@ -84,7 +84,6 @@ MOST_IN_FLIGHT = 2
 MOST_ALIKE = 8
 """If this many first records fail with the same text, the installation is the cause."""
 MOST_TRACEBACKS = 20
-"""Largest number of tracebacks in the log."""
 
 
 class _BehindAFailureError(Exception):

@@ -222,7 +222,6 @@ class Recorder:
 
 
 def _described(device: Device, held: Lease) -> dict[str, Any]:
-    """Return a device as in the event."""
     entry = device.identity
     if device.kind == "cuda":
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")
@@ -271,7 +270,9 @@ class Sampler:
             log.debug("%s: no telemetry from here on", self._path, exc_info=True)
 
     def _run(self) -> None:
-        self._recall(_unfinished(read(self._path)))
+        energies_j = [attempt.energy_j for attempt in _unfinished(read(self._path))]
+        self._num_earlier = len(energies_j)
+        self._earlier_energy_j = [energy_j for energy_j in energies_j if energy_j is not None]
         writer = Writer(self._path)
         writer.write("start", **self._start())
         due = time.monotonic()
@@ -293,11 +294,6 @@ class Sampler:
                 writer.close()
                 return
 
-    def _recall(self, attempts: list[Attempt]) -> None:
-        taken = [attempt.energy_j for attempt in attempts]
-        self._num_earlier = len(taken)
-        self._earlier_energy_j = [energy_j for energy_j in taken if energy_j is not None]
-
     def _start(self) -> dict[str, Any]:
         return {
             "version": VERSION,
@@ -318,7 +314,9 @@ class Sampler:
         if progress["stage"] != "wait":
             known = {key: value for key, value in sample.items() if value is not None}
             self._sums.add(known, now - self._sampled_at)
-            self.summary = self._sums.entry(self._all_energy_j(), self._num_earlier + 1)
+            energies_j = [*self._earlier_energy_j, *self.energy_j.values()]
+            energy_j = math.fsum(energies_j) if energies_j else None
+            self.summary = self._sums.entry(energy_j, self._num_earlier + 1)
         self._sampled_at = now
         is_new, self._stage = progress["stage"] != self._stage, progress["stage"]
         if is_wanted or is_new or now >= self._write_at:
@@ -340,19 +338,11 @@ class Sampler:
                 reading["cpu_percent"] = worker.cpu_percent()
         return reading
 
-    def _all_energy_j(self) -> float | None:
-        """Return the energy of this attempt and of those that it continues, in joules."""
-        known = [*self._earlier_energy_j, *self.energy_j.values()]
-        return math.fsum(known) if known else None
-
 
 def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
     """Return the attempts since the part was last finished, which the next attempt continues."""
-    finished = [
-        number
-        for number, attempt in enumerate(attempts)
-        if (attempt.end or {}).get("status") == "ok"
-    ]
+    statuses = [(attempt.end or {}).get("status") for attempt in attempts]
+    finished = [number for number, status in enumerate(statuses) if status == "ok"]
     return attempts[finished[-1] + 1 :] if finished else attempts
 
 

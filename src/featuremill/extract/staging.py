@@ -64,7 +64,7 @@ def folder_of_this_user() -> Path | None:
 def _is_known(copy: Path) -> bool:
     """Return whether `copy` exists and is unchanged since its sha256 was checked."""
     try:
-        return files.read_json(_note(copy)) == _facts(copy)
+        return files.read_json(copy.with_suffix(".json")) == _facts(copy)
     except FileNotFoundError:
         return False
 
@@ -87,11 +87,7 @@ def _copy(weights: Weights, copy: Path) -> None:
                 f"{weights.path}: its bytes are not those that were converted; delete "
                 f"weights/{weights.name}.json and run again."
             )
-    files.write_json(_note(copy), _facts(copy))
-
-
-def _note(copy: Path) -> Path:
-    return copy.with_suffix(".json")
+    files.write_json(copy.with_suffix(".json"), _facts(copy))
 
 
 def _facts(copy: Path) -> dict[str, Any]:

@@ -96,7 +96,9 @@ class Supervisor:
             WorkloadError: if the workload fails outside a record.
             DeviceError: if no device is left, or too many workers die in a row.
         """
-        self._recall_strikes()
+        state = journal_log.read_log(self._log_path)
+        for rows in state.strikes if state else []:  # in flight at an earlier job's deaths
+            self._strike(rows, reasons.CRASH.reason("in an earlier job"))
         deaths_in_a_row = 0
         manner = ""
         while True:
@@ -124,12 +126,6 @@ class Supervisor:
                     f"{self._name}: {deaths_in_a_row} workers died in a row: {manner}."
                 )
             log.warning("%s: the worker %s; starting another", self._name, manner)
-
-    def _recall_strikes(self) -> None:
-        """Read the strikes of earlier jobs from the journal's log: rows in flight at a death."""
-        state = journal_log.read_log(self._log_path)
-        for rows in state.strikes if state else []:
-            self._strike(rows, reasons.CRASH.reason("in an earlier job"))
 
     def _strike(self, rows: tuple[int, ...], reason: str) -> None:
         if len(rows) == 1 and rows[0] in self._solo:
@@ -198,9 +194,8 @@ class Supervisor:
                     pass_fds=[self._lock, job.stacks, *held.descriptors],
                     env=environment.of_child(held.environment | _threads(job.threads)),
                 )
-            listener = threading.Thread(
-                target=_log_lines, args=(worker.stderr, log_level), daemon=True
-            )
+            arguments = worker.stderr, log_level
+            listener = threading.Thread(target=_log_lines, args=arguments, daemon=True)
             listener.start()
             self._recorder.starts(worker.pid)
             try:

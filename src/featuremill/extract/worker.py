@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import gc
 import json
 import logging
@@ -25,17 +24,16 @@ from typing import Any, TextIO
 
 from featuremill.base import faults, late_pandas, this_process
 from featuremill.base.devices import Device, with_processors
-from featuremill.base.environment import CUDA_DEVICE_ORDER
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.extract import staging
 from featuremill.extract.job import Job
 from featuremill.extract.pipeline import Pipeline, Shard, Watch
+from featuremill.lease.environment import CUDA_DEVICE_ORDER
 from featuremill.store import journal
 from featuremill.store.parts import read_verified
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 from featuremill.workload import (
-    StartsAhead,
     Weights,
     Workload,
     compute,
@@ -61,8 +59,7 @@ def start(workload: Workload, devices: Sequence[Device]) -> None:
     if devices[0].kind == "cuda" and "torch" in workload.Options.PACKAGES:
         CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # before CUDA is initialised
         loading.beside("CUDA", partial(make_contexts, len(devices)))
-    if isinstance(workload, StartsAhead):
-        workload.start_ahead(devices)
+    optional(workload, "start_ahead")(devices)
 
 
 def start_reading(path: Path) -> None:
@@ -124,7 +121,7 @@ def main() -> int:
     # Output of libraries must not mix with the events: their standard output is standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    os.register_at_fork(after_in_child=functools.partial(_leave_with_worker, events.fileno()))
+    os.register_at_fork(after_in_child=partial(_leave_with_worker, events.fileno()))
     late_pandas.set_up()
     try:
         Worker(job, events).run()
@@ -214,9 +211,8 @@ class Worker:
         self.devices = with_processors(job.devices)
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
-        self._refuse_other_files = functools.partial(
-            option_files.refuse_others, self.options, job.settings.files, folder.plan
-        )
+        planned = self.options, job.settings.files, folder.plan
+        self._refuse_other_files = partial(option_files.refuse_others, *planned)
         self._refuse_other_files()
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))
@@ -302,7 +298,6 @@ class Worker:
         _say(self.events, "loads", message=step)
 
     def _too_large(self, error: Exception) -> str:
-        """Return the message for a model that is too large for memory."""
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
             free = f"; {free}" if (free := compute.free_on_gpu()) else ""
@@ -386,17 +381,13 @@ class Worker:
             },
             "peak_memory_mb": peak_memory_mb(self.devices),
         }
-        known = {key: value for key, value in state.items() if value is not None}
-        _say(self.events, event, state=known, **facts)
-
-    def _distributions(self) -> list[str]:
-        """Return the distributions whose versions the receipt has, imported or not."""
-        needs_torch = "torch" in self.options.PACKAGES
-        return [*["torch"] * needs_torch, *optional(self.workload, "VERSIONS_OF")]
+        _say(self.events, event, state=state, **facts)
 
     def _receipt(self, part: str) -> Receipt:
         """Return this process's part of the receipt of a finished part with the digest `part`."""
         counts = self.journal.counts
+        needs_torch = "torch" in self.options.PACKAGES
+        distributions = [*["torch"] * needs_torch, *optional(self.workload, "VERSIONS_OF")]
         return Receipt(
             version=Receipt.NEWEST,
             shard=self.job.shard,
@@ -419,7 +410,7 @@ class Worker:
             **versions(self.workload),
             threads=self.job.threads,
             peak_memory_mb=peak_memory_mb(self.devices),
-            versions=this_process.versions(self._distributions()),
+            versions=this_process.versions(distributions),
         )
 
 

@@ -183,7 +183,6 @@ def _read(
 
 
 def _table(run: str | Path) -> Path:
-    """Return the path of the run's table: a file, or a folder of files."""
     if _is_table(Path(run)):
         return Path(run)
     has_dataset = format_of("parquet_dataset").file in _outputs(run)

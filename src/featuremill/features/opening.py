@@ -168,7 +168,6 @@ def _not_as_written(path: Path, root: Path) -> str:
 
 
 def _warn(features: Features) -> None:
-    """Log a warning if the results are partial or belong to an earlier plan."""
     counts, plan, root = features.delivery.counts, features.plan, features.folder.root
     if features.delivery.partial:
         log.warning(

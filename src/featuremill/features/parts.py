@@ -60,7 +60,6 @@ class Parts:
         self.recipe, self.settings = plan.recipe, plan.settings
         self._folder, self._delivery = folder, delivery
         self.id_columns = id_columns_of(folder.records)
-        """The columns of ids in a table."""
         names = [source.shard for source in plan.sources]
         paths = [folder.part(plan.recipe, entry.shard) for entry in plan.shards]
         paths += [Path(entry.path) for entry in plan.taken]

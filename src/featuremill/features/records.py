@@ -52,7 +52,6 @@ class Records:
         self.name = str(folder.root)
         self.num_rows = table.num_rows
         self.id_columns = table.id_columns
-        """The columns of ids in a table."""
 
     def samples(self) -> dict[str, list[str]]:
         """Return the columns of the sheet of samples in the last plan, with the names of the
@@ -198,16 +197,17 @@ class Features(Records):
         vectors: Stored | RecordVectors | Matrix,
         check: Callable[[], None],
     ) -> None:
-        """`table` has the ids of the rows, `vectors` their vectors; `check` compares digests."""
+        """`table` has the ids of the rows, `vectors` their vectors."""
         super().__init__(folder, table)
         self.delivered, self.delivery = delivered, delivery
-        self._check = check
+        self.check = check
+        """Compares all files that are read with their digests in manifest.json; raises
+        IntegrityError, which names the first file that differs."""
         self.plan: Plan | None = folder.find_plan()
         """The present plan, which may be newer than the results."""
         self.column, self.width = column.name, column.width
         self.recipe: str = delivery.recipe
         self.settings = delivery.settings
-        """The settings of the recipe."""
         self.vectors = vectors
 
     @property
@@ -243,14 +243,6 @@ class Features(Records):
     def take(self, rows: Rows) -> Matrix:
         """Return the vectors (rows, width) of `rows`, in their order; all rows have to exist."""
         return self.vectors[checked(rows, self.num_rows)]
-
-    def check(self) -> None:
-        """Compare all files that are read with their digests in manifest.json.
-
-        Raises:
-            IntegrityError: if a file differs; the message names it.
-        """
-        self._check()
 
     def failures(self) -> Iterator[Failure]:
         """Yield the records of the run without a vector, with reasons, in order of the input."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,7 +136,7 @@ class Table:
         first = group.first_row
         there = group.file.schema_arrow.names
         in_file = [name for name in columns if name in there or name not in KEYS]
-        with self._decoding():
+        try:
             for batch in group.file.iter_batches(
                 ROWS_AT_ONCE, row_groups=[group.number], columns=in_file
             ):
@@ -145,11 +144,6 @@ class Table:
                     batch = batch.append_column(key, pa.repeat(value, batch.num_rows))
                 yield first, with_keys(batch).select(list(columns))
                 first += batch.num_rows
-
-    @contextmanager
-    def _decoding(self) -> Iterator[None]:
-        try:
-            yield
         except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None):
                 raise

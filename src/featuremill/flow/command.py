@@ -17,7 +17,8 @@ from featuremill.base.this_process import PROFILES
 from featuremill.base.words import counted
 from featuremill.config import load
 from featuremill.lease import GpuOptions, Request, count_slots
-from featuremill.lease.gpu_options import HELP_OF_DEVICES
+from featuremill.lease.environment import DEVICES, SLOTS_PER_GPU
+from featuremill.lease.request import HELP_OF_DEVICES
 from featuremill.store import command_line, run_lock
 
 SETTING_NUM_JOBS = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
@@ -75,8 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
         )
-    for profile in _profiles(options):
-        _refuse_missing(profile)
+    _refuse_missing_profiles(options)
     # --configfile takes all words up to the next option, --snakefile just one: options may begin
     # or end with a target.
     command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> None:
     resources = _resources(gpus, typed, config, options, is_here=is_here)
     passed = list(options)
     if resources and resources[0] in options:  # Snakemake takes the last one alone
-        place = options.index(resources[0]) + 1
-        passed[place:place] = resources[1:]
+        after = options.index(resources[0]) + 1
+        passed[after:after] = resources[1:]
     else:
         command += resources
     command += ["--snakefile", this_process.SNAKEFILE]
@@ -146,8 +146,8 @@ def _resources(
     if any(word.startswith("gpu=") for word in options):
         raise UserError(f"{words}: --resources gpu=… limits them, too; drop one of them.")
     if gpus.devices:
-        environment.DEVICES.set(gpus.devices)
-    slots = environment.SLOTS_PER_GPU.value()
+        DEVICES.set(gpus.devices)
+    slots = SLOTS_PER_GPU.value()
     count = gpus.of_all()
     if is_here:
         here = count_slots(Request.from_environment()) // slots
@@ -178,21 +178,17 @@ def _with_cores(options: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _profiles(options: Sequence[str]) -> Iterator[str]:
-    """Yield the workflow profiles that `options` name."""
+def _refuse_missing_profiles(options: Sequence[str]) -> None:
+    """Refuse a profile that is not there: Snakemake would continue without it, on this machine."""
+    folders = (Path(), Path("profiles"), PROFILES)
     for word, following in itertools.pairwise([*options, ""]):
         option, is_one_word, value = word.partition("=")
-        if option == PROFILE:
-            yield value if is_one_word else following
-
-
-def _refuse_missing(profile: str) -> None:
-    """Refuse a profile that is not there: Snakemake would continue without it, on this machine."""
-    places = (Path(), Path("profiles"), PROFILES)
-    if profile in ("", "none") or any((place / profile).exists() for place in places):
-        return
-    names = ", ".join(sorted(path.parent.name for path in PROFILES.glob("*/config.yaml")))
-    raise UserError(
-        f"{PROFILE} {profile}: there is no such file or folder, and no profile of that name comes "
-        f"with featuremill; name your own, or one of these: {names}."
-    )
+        profile = value if is_one_word else following
+        if option != PROFILE or profile in ("", "none"):
+            continue
+        if not any((folder / profile).exists() for folder in folders):
+            names = ", ".join(sorted(path.parent.name for path in PROFILES.glob("*/config.yaml")))
+            raise UserError(
+                f"{PROFILE} {profile}: there is no such file or folder, and no profile of that "
+                f"name comes with featuremill; name your own, or one of these: {names}."
+            )

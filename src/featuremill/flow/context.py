@@ -38,7 +38,7 @@ from featuremill.flow import (
     screen,
     slurm,
 )
-from featuremill.flow.job_resources import JobResources
+from featuremill.flow.jobs import JobResources
 from featuremill.flow.summary import closing, closing_words, runs_to_end, tidied
 from featuremill.step import Product
 from featuremill.store import ours, shared
@@ -87,11 +87,9 @@ class RunOfRules:
     def __init__(self, workflow: Any, run: Run) -> None:
         self._workflow = workflow
         self.run = run
-        """Its config."""
         self.here = imported.below_prefix(workflow, run)
         """The run with the prefix in its paths. The commands of the run read these paths."""
         self.results = run.folder
-        """The folder results/<run>."""
         self.labels = [preflight.bare(run.labels.file)] if run.labels.file else []
         """The table of labels, if there is one."""
         self.weights = [run.weights_json] if run.weights_json else []
@@ -101,7 +99,6 @@ class RunOfRules:
         self.option_inputs = preflight.option_inputs(run, self.here)
         """Files and folders that options name, and the files in these folders."""
         self.num_slots = 0
-        """The number of GPU slots of this machine."""
         self.asks = JobResources(self.here, jobs.gpu_model(workflow))
         """Memory and minutes of each kind of job, for a cluster."""
 
@@ -196,7 +193,6 @@ class Merged(NamedTuple):
 
     rule: str
     runs: str
-    """The regular expression of their names."""
     outputs: tuple[str, ...]
 
 
@@ -205,7 +201,6 @@ class Exported(NamedTuple):
 
     format: str
     runs: str
-    """The regular expression of their names."""
 
 
 class Flow:
@@ -220,12 +215,10 @@ class Flow:
     ) -> None:
         self._workflow, self._failures = workflow, failures
         self.project = checked.for_steps
-        """The project, for steps."""
         self._config = checked
         self.steps = checked.sections
         """The sections of steps, by their keys of the config."""
         self.rules = checked.rules
-        """The rule files of steps."""
         before, after = checked.products_around
         self.products = [*before, *after]
         """The results of steps."""
@@ -237,7 +230,6 @@ class Flow:
         """The regular expression of the names of the runs."""
         self.run = "{run}" if len(self.runs) > 1 else next(iter(self.runs))
         self.results = f"results/{self.run}"
-        """The folder of a run."""
         self.logs = f"{self.results}/logs"
         self.weights_names = _pattern_of(self._by_weights)
         """The regular expression of the names of weights that runs need."""
@@ -450,8 +442,8 @@ class Flow:
     def as_runs(self) -> Runs:
         """The project, for `status` and `top`."""
         files = internals.config_files(self._workflow)
-        given = os.path.relpath(files[0]) if len(files) == 1 else self.folders[0]
-        return Runs(Path(given), [*map(Path, self.folders)], self.products, self._num_before)
+        path = os.path.relpath(files[0]) if len(files) == 1 else self.folders[0]
+        return Runs(Path(path), [*map(Path, self.folders)], self.products, self._num_before)
 
 
 def _looks(product: Product) -> list[list[int] | None]:

@@ -75,7 +75,6 @@ def _moving(link: Path, is_there: Path, wanted: Path) -> str:
 
 
 def _refuse_taken(link: Path, folder: Path) -> None:
-    """Refuse a folder with the files of another run."""
     other = run_lock.link_to(folder)
     if other is None and any(map(run_lock.read, (folder, *runs_below(folder)))):
         other = folder

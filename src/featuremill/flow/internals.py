@@ -87,7 +87,6 @@ class InternalCall(Generic[P, T]):
         functools.update_wrapper(self, function)
         self.function, self.fallback = function, fallback
         self.has_failed = False
-        """Whether the function has failed."""
 
     def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> T:
         """Return the result of the function, or of `fallback` if it fails."""
@@ -473,7 +472,6 @@ def submitted(job: Any) -> Any:
 
 
 def _interface(module: str) -> Any:
-    """Import a module of the public interface of executors."""
     return importlib.import_module(f"snakemake_interface_executor_plugins.{module}")
 
 

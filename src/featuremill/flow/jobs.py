@@ -1,19 +1,37 @@
-"""What the run's jobs get from its Snakemake: an environment, GPUs, threads."""
+"""What the run's jobs get from its Snakemake: an environment, GPUs, threads; and the memory and
+time that each job requests from a cluster, estimated from the size of its work.
+
+Every figure is multiplied by the attempt: a job that a cluster ended for lack of memory or time
+asks for more in its next attempt, and continues from its journal. On one machine none of it limits
+anything without `--resources mem_mb=…`.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from featuremill.base import entry_points, environment, this_process
+from featuremill.base import devices, entry_points, environment, this_process
 from featuremill.base.devices import ALL, refuse_slices
+from featuremill.config import Run
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing, wants_no_lines
 from featuremill.lease import Request, count_slots
+from featuremill.lease.environment import CUDA_VISIBLE_DEVICES
 from featuremill.lease.offer import offer
 from featuremill.lease.request import VARIABLES
+from featuremill.plan.estimate.overheads import host_mb
+from featuremill.plan.speeds import JobSpec, Speed, find_first
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results
+from featuremill.store.row_order import MOST_JOBS
+from featuremill.store.weights_file import WeightsFile
 
 DEFAULT_HOST_THREADS = 4
 """Threads of an extract job on a GPU: preparing batches and writing rows."""
@@ -50,20 +68,18 @@ def prepare_jobs(workflow: Any) -> None:
         if internals.runs_elsewhere(workflow):
             environment.SLURM_JOBS.set("1")
         else:
-            mask = environment.CUDA_VISIBLE_DEVICES.text()
+            mask = CUDA_VISIBLE_DEVICES.text()
             environment.RUN_SEES.set(ALL if mask is None else mask)
-    asked = internals.rule_resources(workflow, "extract")
+    resources = internals.rule_resources(workflow, "extract")
     for field, resource in GPU_RESOURCES.items():
-        if resource in asked:
-            VARIABLES[field].set_default(asked[resource])
+        if resource in resources:
+            VARIABLES[field].set_default(resources[resource])
     with refusing():
         environment.check()
-    here = str(Path(sys.executable).parent)
-    folders = environment.search_path()
-    if here not in folders:
+    here, path = str(Path(sys.executable).parent), environment.PATH.text() or os.defpath
+    if here not in path.split(os.pathsep):
         is_last = internals.is_imported(workflow) and not shutil.which("featuremill")
-        folders = [*folders, here] if is_last else [here, *folders]
-        environment.set_search_path(folders)
+        environment.PATH.set(os.pathsep.join([path, here] if is_last else [here, path]))
 
 
 def gpu_model(workflow: Any) -> str:
@@ -113,3 +129,132 @@ def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
     if num_slots or device == "cuda":
         return DEFAULT_HOST_THREADS
     return internals.cores_here(workflow) or DEFAULT_HOST_THREADS
+
+
+MB, GB = 2**20, 10**9
+PLAN_MB, PLAN_MB_A_GB = 4000, 250
+MERGE_MB, MERGE_MB_A_GB = 4000, 50
+"""bench/figures.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what
+merge holds hardly grows."""
+PLAN_MINUTES_A_GB, MERGE_MINUTES_A_GB = 10.0, 5.0
+"""Measured were 0.8 for plan; some cluster's file systems are ten times slower."""
+COMPRESSION = 4
+"""Of a compressed input."""
+DELIVER_MB, DELIVER_MINUTES_A_GB = 3000, 5.0
+"""It holds the identities of two shards, and a few blocks of values."""
+BASE_MINUTES = 15
+"""Of any job: to start, to wait for a file system, to end."""
+UNKNOWN_MINUTES = 60
+"""Of a shard where nothing is known of the workload's speed."""
+SAFETY = 2.0
+"""On top of the slowest speed that is known or assumed."""
+SLOWEST = "Tesla T4"
+"""Stands in for a GPU that no profile names: limits by it are too long rather than too short."""
+
+
+class JobResources(NamedTuple):
+    """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
+
+    run: Run
+    gpu_model: str = ""
+    """What the profile asks for, such as a100; empty for any."""
+
+    def extract_mb(self, wildcards: Any, attempt: int) -> int:
+        """Return the MB of host memory that computing a shard takes."""
+        shard_mb = _size(Results(Path(self.run.folder)).shard(wildcards.shard)) / MB
+        weights_mb = _weights_mb(self.run.weights_json)
+        return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.run.device == "cpu"))
+
+    def extract_minutes(self, wildcards: Any, attempt: int) -> int:
+        """Return the minutes that computing a shard may take."""
+        path = Results(Path(self.run.folder)).plan
+        mtime = path.stat().st_mtime_ns if path.exists() else 0
+        costs, speed = _speed(path.parent, mtime, self.gpu_model)
+        if speed is None or wildcards.shard not in costs:
+            return attempt * UNKNOWN_MINUTES
+        return _minutes(attempt, SAFETY * speed.most_seconds(costs[wildcards.shard]) / 60)
+
+    def plan_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the MB that planning takes."""
+        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(self.run.files)))
+
+    def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the minutes that planning may take."""
+        return _minutes(attempt, PLAN_MINUTES_A_GB * _gigabytes(self.run.files))
+
+    def deliver_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the MB that delivering some shards takes."""
+        return attempt * DELIVER_MB
+
+    def deliver_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the minutes that delivering some shards may take."""
+        grown = DELIVER_MINUTES_A_GB * self._parts_gigabytes() / MOST_JOBS
+        return attempt * (BASE_MINUTES + math.ceil(grown))
+
+    def merge_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the MB that merging takes, or a report."""
+        return round(attempt * (MERGE_MB + MERGE_MB_A_GB * self._parts_gigabytes()))
+
+    def merge_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the minutes that merging may take, or a report."""
+        return _minutes(attempt, MERGE_MINUTES_A_GB * self._parts_gigabytes())
+
+    def _parts_gigabytes(self) -> float:
+        parts = Path(self.run.folder, "store", "parts").glob("*/*.arrows")
+        return sum(map(_size, parts)) / GB
+
+
+def _minutes(attempt: int, minutes: float) -> int:
+    return attempt * (BASE_MINUTES + math.ceil(minutes))
+
+
+@lru_cache(maxsize=4)
+def _speed(folder: Path, mtime: int, gpu_model: str) -> tuple[Mapping[str, int], Speed | None]:
+    """Return the cost of each shard of the plan in `folder`, and the speed for the time limits of
+    its jobs; None if it is unknown. `mtime` only keeps the cache up to date."""
+    plan = Results(folder).find_plan() if mtime else None
+    return (
+        {shard.shard: shard.cost for shard in plan.shards} if plan else {},
+        slow_speed(folder, plan, gpu_model) if plan else None,
+    )
+
+
+def slow_speed(folder: Path, plan: Plan, gpu_model: str) -> Speed | None:
+    """Return how fast a job of the `plan` in `folder` is, for its time limit; None where nothing is
+    known of it.
+
+    If the profile names no GPU of the table, the GPU of earlier runs in the same folder is assumed,
+    else the slowest GPU of the table.
+    """
+    is_gpu = plan.device != "cpu" and (
+        plan.device == "cuda" or bool(gpu_model or devices.cuda_devices())
+    )
+    specs = [
+        JobSpec(plan.settings, name, True, plan.gpus) for name in dict.fromkeys((gpu_model, ""))
+    ]
+    if not is_gpu:
+        specs = [JobSpec(plan.settings, devices.cpu().name, is_gpu=False)]
+    weights, mean_cost = plan.weights and Path(plan.weights), plan.cost / max(1, plan.counts.unique)
+    return find_first(specs, folder.parent, weights or None, mean_cost, SLOWEST, cores=1)
+
+
+@lru_cache(maxsize=4)
+def _weights_mb(path: str) -> float:
+    weights = WeightsFile.find(Path(path)) if path else None
+    return _size(Path(weights.path)) / MB if weights else 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _gigabytes(inputs: Iterable[str]) -> float:
+    sizes = 0
+    for path in map(Path, inputs):
+        if path.exists():
+            is_packed = path.suffix in (".gz", ".zst", ".xz", ".bz2")
+            sizes += path.stat().st_size * (COMPRESSION if is_packed else 1)
+    return sizes / GB

@@ -59,13 +59,13 @@ def run(
     command += _gpu_words(gpus)
     variables = {environment.DIE_WITH_PARENT.name: this_process.name_of_process()}
     with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
         on_terminal() if progress is None else contextlib.nullcontext(progress) as show,
     ):
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=environment.of_child(variables),
             start_new_session=True,  # so that Ctrl-C reaches it once
@@ -77,7 +77,7 @@ def run(
                 os.killpg(process.pid, signal.SIGINT)  # its jobs, too, as a terminal does
                 process.wait()
         if process.returncode:
-            raise _error(process.returncode, said)
+            raise _error(process.returncode, output)
     return folders[0] if len(folders) == 1 else {folder.name: folder for folder in folders}
 
 
@@ -119,7 +119,7 @@ def _follow(
     show: CallBack | None,
 ) -> None:
     """Wait for the end of the command, and show how far its runs are."""
-    looked, told = 0.0, (0, 0)
+    looked, reported = 0.0, (0, 0)
     while True:
         has_ended = process.poll() is not None
         if show and (has_ended or time.monotonic() - looked > LOOK_SECONDS):
@@ -128,19 +128,19 @@ def _follow(
                 states = [reader.poll() for reader in readers]
                 sums = [(state.done.records, state.total.records) for state in states]
                 now = (sum(done for done, _ in sums), sum(total for _, total in sums))
-                if now != told and now[1]:
-                    told = now
+                if now != reported and now[1]:
+                    reported = now
                     show(*now)
         if has_ended:
             return
         time.sleep(POLL_SECONDS)
 
 
-def _error(status: int, said: IO[str]) -> Exception:
-    said.seek(0)
-    text = said.read()
-    found = ERROR.search(text)
+def _error(status: int, output: IO[str]) -> Exception:
+    output.seek(0)
+    text = output.read()
+    match = ERROR.search(text)
     last = text.strip().rpartition("\n")[2] or f"the command ended with status {status}"
-    error = error_of(status, found[1] if found else last)
+    error = error_of(status, match[1] if match else last)
     error.add_note(text)
     return error

@@ -16,10 +16,9 @@ from typing import Any
 
 from featuremill import step, workload
 from featuremill.base import this_process
-from featuremill.base.change import in_words
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
-from featuremill.base.words import listed
+from featuremill.base.words import in_words, listed
 from featuremill.config import Origin, Run, find_run, products
 from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
 from featuremill.flow import internals, reruns
@@ -165,13 +164,13 @@ def refuse_another_config(run: Run, path: str) -> None:
     if (working / last.config).resolve() == (working / path).resolve():  # maybe through a link
         return
     before = find_run(Results(Path(run.folder)))
-    asks = determining(run)
+    wanted = determining(run)
     for key, value in determining(before).items() if before else ():
-        if asks.get(key) != value:
-            said = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if wanted.get(key) != value:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             raise RefusedError(
                 f"{path}: run: {run.run} is the name of another config's run: {last.config} "
-                f"made {run.folder} with {key}: {said}. Give one of them another `run:`, or, to "
+                f"made {run.folder} with {key}: {shown}. Give one of them another `run:`, or, to "
                 f"have this one take its place, delete {run.folder}/plan.json: what is computed "
                 "stays."
             )
@@ -304,8 +303,8 @@ def refuse_missing(
         with refusing(f"{run.origin.at('samples')}: samples"):
             files = run.files
             if not {*files} <= planned:
-                made = {path for path in files if is_made(path)}
-                samples.read(Path(run.samples)).refuse_missing(planned | made)
+                by_rules = {path for path in files if is_made(path)}
+                samples.read(Path(run.samples)).refuse_missing(planned | by_rules)
             gone += [("samples", path) for path in files if not Path(path).exists()]
     lost = [(key, path) for key, path in gone if not is_made(path)]
     if plan and lost and (why := changes_since_plan(folder, plan, run)):
@@ -314,11 +313,10 @@ def refuse_missing(
         raise RefusedError(_gone(where, path, run.folder, why))
 
 
-def _gone(where: str, path: str, made: str, why: str) -> str:
-    """Return the sentence on a missing file from which `made` has to be made again, and `why`."""
+def _gone(where: str, path: str, product: str, why: str) -> str:
     return (
-        f"{where}: {path} is gone, and {made} has to be made anew of it ({why}); put it back, or "
-        "undo that change."
+        f"{where}: {path} is gone, and {product} has to be made anew of it ({why}); put it back, "
+        "or undo that change."
     )
 
 

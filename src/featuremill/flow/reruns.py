@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base import environment
-from featuremill.base.change import Change, in_words
 from featuremill.base.errors import UserError
-from featuremill.base.words import counted, duration, listed
+from featuremill.base.words import Change, counted, duration, in_words, listed
 from featuremill.config import Run, products
 from featuremill.config.project import ProjectConfig
 from featuremill.flow import internals

@@ -46,28 +46,28 @@ HARMLESS = {"host", "reason"}
 class RefusedError(internals.WorkflowError):  # type: ignore[misc]
     """The user's request is refused: a message of one or more sentences, without a traceback."""
 
-    said = ""
-    """The last one's sentence."""
+    message = ""
+    """The sentence of the last one."""
     status = 0
-    """The last one's exit status."""
+    """The exit status of the last one."""
 
     def __init__(self, sentence: str, status: int = UserError.exit_status) -> None:
         super().__init__(sentence)
-        type(self).said, type(self).status = plain(sentence), status
+        type(self).message, type(self).status = plain(sentence), status
 
     @classmethod
     def tell(cls) -> None:
         """Print the last one, each line of it as the error that it is."""
-        print(*(f"error: {line}" for line in cls.said.splitlines()), sep="\n", file=sys.stderr)
+        print(*(f"error: {line}" for line in cls.message.splitlines()), sep="\n", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def refusing(place: str = "", hint: str = "") -> Iterator[None]:
-    """Raise errors of the block as RefusedError: `place`, the error and `hint` in one message."""
+def refusing(where: str = "", hint: str = "") -> Iterator[None]:
+    """Raise errors of the block as RefusedError: `where`, the error and `hint` in one message."""
     try:
         yield
     except (UserError, IntegrityError) as error:
-        sentence = f"{place}: {error}{hint}" if place else f"{error}{hint}"
+        sentence = f"{where}: {error}{hint}" if where else f"{error}{hint}"
         raise RefusedError(sentence, error.exit_status) from None
     except BlockingIOError:  # the caller asks for a lock and reports more
         raise
@@ -92,7 +92,7 @@ class FailedJob(internals.JobError):
     @property
     def was_stopped(self) -> bool:
         """Return whether it was stopped, as by Ctrl-C."""
-        return bool(STOPPED.search(self.ending)) and not self._said()
+        return bool(STOPPED.search(self.ending)) and not self.message
 
     @property
     def exit_status(self) -> int:
@@ -101,22 +101,21 @@ class FailedJob(internals.JobError):
         return int(match[1]) if match else 1
 
     @property
-    def says_why(self) -> bool:
-        """Return whether its log ends with an error."""
-        return bool(self._said())
-
-    def _said(self) -> str:
+    def message(self) -> str:
+        """The error at the end of its log; "" without one."""
         return last_error(self.log) if self.log else ""
 
     def sentence(self) -> str:
         """Return the last message of the command, or else how it ended."""
-        said = self._said()
         if self.was_stopped:
             return "it was stopped."
-        if self.reason and not said:
+        if self.reason and not self.message:
             return self.reason
         ended = self.ending or "failed"
-        return said or f"it {ended} without a message; it was stopped or killed, or never started."
+        return (
+            self.message
+            or f"it {ended} without a message; it was stopped or killed, or never started."
+        )
 
 
 class Failures:
@@ -127,7 +126,6 @@ class Failures:
         self._endings: list[tuple[str, str]] = []
         """Messages about a command's end, each with how it ended."""
         self.was_interrupted = False
-        """Whether Ctrl-C was pressed."""
         self.are_told = False
         """Whether the summary at the end was asked for."""
         self.shown_last: FailedJob | None = None
@@ -146,7 +144,7 @@ class Failures:
     def _add(self, error: internals.JobError) -> FailedJob:
         command = error.command
         endings = [ending for text, ending in self._endings if command and command in text]
-        self._endings = [one for one in self._endings if not command or command not in one[0]]
+        self._endings = [pair for pair in self._endings if not command or command not in pair[0]]
         job = FailedJob(*error._replace(ending=endings[-1] if endings else ""))
         self._jobs[job.log] = job
         return job
@@ -190,16 +188,17 @@ def filter_output(workflow: Any) -> Failures:
             return False
         if not shows_all and (steps := internals.progress_of(record)):
             failures.shown_last = None
-            of = f"{steps[0]} of {steps[1]} steps"
-            told = of if internals.knows_total(workflow) else counted(steps[0], "step")
-            print(f"{told} done", file=sys.stderr)
+            text = counted(steps[0], "step")
+            if internals.knows_total(workflow):
+                text = f"{steps[0]} of {steps[1]} steps"
+            print(f"{text} done", file=sys.stderr)
             return False
         failed = failures.hear(record)
         if shows_all or not failed:
             return shows_all or not internals.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
             print(message_of(failed, is_here), file=sys.stderr)
-            failures.shown_last = failed if is_here and failed.says_why else None
+            failures.shown_last = failed if is_here and failed.message else None
         return False
 
     internals.filter_screen(matters)

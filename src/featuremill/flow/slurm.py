@@ -294,16 +294,16 @@ def watched(executor: type[Any]) -> type[Any]:
         def run_job(self, job: Any) -> None:
             """Submit the job, once the controller is there; not to another cluster."""
             if any(map(job.resources.get, CLUSTERS)):
-                said = "jobs are looked for on one cluster only: leave slurm_cluster out.\n"
-                self.report_job_error(internals.submitted(job), msg=said)
+                message = "jobs are looked for on one cluster only: leave slurm_cluster out.\n"
+                self.report_job_error(internals.submitted(job), msg=message)
                 return
             until = time.monotonic() + PATIENCE_SECONDS
             while self._watch.ask_controller() is None and time.monotonic() < until:
                 if self._is_over.wait(PAUSE_SECONDS):
                     return
                 if internals.is_ending(self.workflow):
-                    said = "it was not submitted, as this run was stopped.\n"
-                    self.report_job_error(internals.submitted(job), msg=said)
+                    message = "it was not submitted, as this run was stopped.\n"
+                    self.report_job_error(internals.submitted(job), msg=message)
                     return
             super().run_job(job)
 
@@ -336,9 +336,9 @@ def watched(executor: type[Any]) -> type[Any]:
                         with suppress(OSError):
                             Path(log).unlink()
                 else:
-                    said = f"SLURM status is: '{verdict.state}'. Reason: {verdict.reason}."
-                    said = f"SLURM-job '{job.external_jobid}' failed, {said}"
-                    self.report_job_error(job, msg=said, aux_logs=[str(log)] if log else [])
+                    message = f"SLURM status is: '{verdict.state}'. Reason: {verdict.reason}."
+                    message = f"SLURM-job '{job.external_jobid}' failed, {message}"
+                    self.report_job_error(job, msg=message, aux_logs=[str(log)] if log else [])
             has_news = verdicts or not active_jobs
             self._pause = self._first_pause if has_news else min(self._pause + 10, LONGEST_SECONDS)
             self.next_seconds_between_status_checks = self._pause

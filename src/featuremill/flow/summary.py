@@ -45,10 +45,10 @@ def closing_words(*runs: str) -> str:
             f"{results}: all is computed. This merges it: {command_line.this()}"
             for results in waiting[:1]
         )
-    is_demo = any(made.run == Config.model_fields["run"].default for made in new.values())
+    is_demo = any(delivery.run == Config.model_fields["run"].default for delivery in new.values())
     look = ""
-    for first, made in new.items():
-        if look or TABLES.isdisjoint(formats.outputs_of(made.outputs).values()):
+    for first, delivery in new.items():
+        if look or TABLES.isdisjoint(formats.outputs_of(delivery.outputs).values()):
             continue
         load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
         look = f"Look at {first if new.keys() - {first} else 'them'}:  "
@@ -63,22 +63,22 @@ def closing_words(*runs: str) -> str:
 def exit_status() -> int:
     """Return what a run that ended well ends with. With --strict, name the runs in which records
     were refused or failed."""
-    found = 0
+    status = 0
     for results in runs_to_end if environment.STRICT.text() else ():
         delivery = Results(Path(results)).find_delivery()
         if delivery and (number := delivery.counts.failed + delivery.counts.refused):
-            found = PARTIAL
+            status = PARTIAL
             print(
                 f"--strict: {counted(number, 'record')} without values; {results}/failed.tsv has "
                 "the reasons.",
                 file=sys.stderr,
             )
-    return found
+    return status
 
 
 def _new_results(results: str) -> Delivery | None:
-    made = [Path(results) / name for name in MADE_LAST]
-    is_new = any(path.exists() and path.stat().st_mtime >= _started for path in made)
+    files = [Path(results) / name for name in MADE_LAST]
+    is_new = any(path.exists() and path.stat().st_mtime >= _started for path in files)
     return Results(Path(results)).find_delivery() if is_new else None
 
 
@@ -94,16 +94,11 @@ def _made(results: str, delivery: Delivery) -> str:
         files.append(f"{results}/notes.tsv: {counted(count, 'record')}: {note}")
     lines = "\n".join(f"  {file}" for file in files)
     of_model = f" ({model})" if model else ""
-    return f"\n{counts.in_words}{of_model}:\n{lines}\n{_caution(delivery)}"
-
-
-def _caution(delivery: Delivery) -> str:
-    """Return a line, amber on a terminal, on what should be known of the model, if anything."""
     settings = delivery.settings
-    text = plain(weights.caution_of(settings.workload, settings.options))
-    if not text:
-        return ""
-    return f"\x1b[33m{text}\x1b[0m\n" if sys.stdout.isatty() else f"{text}\n"
+    caution = plain(weights.caution_of(settings.workload, settings.options))
+    if caution:
+        caution = f"\x1b[33m{caution}\x1b[0m\n" if sys.stdout.isatty() else f"{caution}\n"
+    return f"\n{counts.in_words}{of_model}:\n{lines}\n{caution}"
 
 
 def _command(name: str) -> str:
@@ -119,14 +114,14 @@ def tidied(results: str, keep: str) -> str:
     Only after the whole run, and here, where no job follows: a merge that Snakemake has to do once
     more would miss its parts.
     """
-    made = [Path(results) / name for name in MADE_LAST]
-    if keep == "all" or asks_for_less(results) or not all(path.exists() for path in made):
+    files = [Path(results) / name for name in MADE_LAST]
+    if keep == "all" or asks_for_less(results) or not all(path.exists() for path in files):
         return ""
     try:
-        said = clean.after_run(Path(results), keep)
+        removed = clean.after_run(Path(results), keep)
     except (UserError, OSError) as error:
         return f"keep: {keep}: nothing more was removed: {error}\n"
-    return f"{said}\n" if said else ""
+    return f"{removed}\n" if removed else ""
 
 
 def closing(failures: Failures, run_or_config: str) -> str:

@@ -46,6 +46,7 @@ FORMATS = (
     Format("GenBank", "flatfile", (".gb", ".gbk", ".gbff", ".genbank", ".gp", ".gpff")),
     Format("EMBL", "flatfile", (".embl",)),
 )
+SUFFIXES = {suffix for format in FORMATS for suffix in format.suffixes}
 FLAT = Format("flat file", "flatfile", ())
 """A flat file that is recognised by its first line, not by its name."""
 FLAT_NAMES = {"swiss": "UniProt", "embl": "EMBL", "pir": "NBRF/PIR"}
@@ -185,7 +186,6 @@ def names_in_table(path: Path, what: str) -> list[str]:
 
 
 def _kind_of(options: TableOptions | RowOptions) -> kinds.Kind:
-    """Return the kind of records that the options of a workload describe."""
     if isinstance(options, RowOptions):
         return kinds.Rows(options.id_column, options.payload_columns())
     if isinstance(options, SequenceOptions) and (columns := options.row_columns()):
@@ -212,7 +212,7 @@ def format_of(path: Path) -> Format:
 def evident_format(path: Path) -> str:
     """Return the name of the format of `path`, by its suffix or first byte; "" if unknown."""
     suffix = _suffix(path)
-    if suffix in {suffix for format in FORMATS for suffix in format.suffixes}:
+    if suffix in SUFFIXES:
         return format_of(path).name
     with path.open("rb") as file:
         return FASTA.name if file.read(1) == b">" else ""

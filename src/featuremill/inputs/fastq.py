@@ -54,9 +54,8 @@ class _Lines:
 
     def __init__(self, text: Iterator[str]) -> None:
         self._lines = enumerate(text, 1)
-        self.number, self._first = next(
-            ((number, line) for number, line in self._lines if line.strip()), (0, "")
-        )
+        filled = ((number, line) for number, line in self._lines if line.strip())
+        self.number, self._first = next(filled, (0, ""))
 
     def read(self, size: int) -> str:
         """Return ""; Biopython reads 0 characters to distinguish text from bytes."""

@@ -61,11 +61,8 @@ def format_of(path: Path) -> str:
             return "pir" if entry and entry[-1].rstrip().endswith("*") else ""
         if ".embl" in path.name.lower():
             return "embl"
-        return "genbank" if first.startswith("LOCUS  ") or _is_named(path) else ""
-
-
-def _is_named(path: Path) -> bool:
-    return any(suffix in path.name.lower() for suffix in (".gb", ".gp", ".genbank"))
+        is_named = any(suffix in path.name.lower() for suffix in (".gb", ".gp", ".genbank"))
+        return "genbank" if first.startswith("LOCUS  ") or is_named else ""
 
 
 def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRecord]:

@@ -114,12 +114,8 @@ def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Tab
             f"inputs[{names[0]}]: {texts[0]} is a file, and a list of strings holds sequences; "
             "give files as pathlib.Path."
         )
-    columns_of = {id_name: names, sequence_name: texts}
-    return pa.table(
-        {name: pa.array(map(_utf8, each), pa.large_string()) for name, each in columns_of.items()}
-    )
-
-
-def _utf8(text: str) -> str:
-    """Return a text that UTF-8 can encode; surrogates become '?'."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    table = {}
+    for column, values in ((id_name, names), (sequence_name, texts)):
+        valid = (text.encode("utf-8", "replace").decode() for text in values)  # no surrogates
+        table[column] = pa.array(valid, pa.large_string())
+    return pa.table(table)

@@ -25,7 +25,6 @@ class Taken(NamedTuple):
     of_row: Callable[[Sequence[Any], str, int], Record]
     """A function that makes a record of the values at `indices`, a source and a line."""
     described: str
-    """A description of the columns that are read."""
 
 
 class Sequences(NamedTuple):
@@ -37,7 +36,6 @@ class Sequences(NamedTuple):
     names: Sequence[Sequence[str]]
     """Names of the column of sequences in tables by rank, the first rank preferred."""
     has_fastq: bool = False
-    """Whether FASTQ is read."""
     of_entry: Callable[[Any], Iterator[tuple[str, str, str]]] | None = None
     """A function that yields id, description and letters for an entry of a flat file; None: for
     each protein of the entry."""

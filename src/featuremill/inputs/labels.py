@@ -49,18 +49,19 @@ class Label(NamedTuple):
     line: int
 
 
-def check(path: Path, column: str, id_columns: IdColumns = ID_ALONE, id_column: str = "") -> None:
-    """Read the header of the table `path`; raise UserError if it lacks `column` or one of the
-    `id_columns`. The ids are in `id_column`, or the column is found by its name."""
+def check(path: Path, column: str, id_columns: IdColumns = ID_ALONE, id_column: str = "") -> str:
+    """Return the name of the column of ids in the table `path`: `id_column`, or found by its name;
+    raise UserError if the table lacks `column` or one of the `id_columns`."""
     names = names_of(path)
     columns.find_named(path, names, column)
-    find_id(path, names, id_column)
+    id = names[find_id(path, names, id_column)]
     for key in id_columns.keys:
         if key not in names:
             raise UserError(
                 f"{path}: the records are of {key}s, which may have the same ids, and this table "
                 f"has no column {key!r}; add it."
             )
+    return id
 
 
 def find_id(path: Path, names: Sequence[str], id_column: str = "") -> int:
@@ -109,12 +110,10 @@ def read(
     by = None if group == ID else group
     needed = (column, *([by] if by else []))
     for name in needed:
-        check(path, name, id_columns, id_column)
+        id_name = check(path, name, id_columns, id_column)
     labels: dict[str, Label] = {}
     num_empty = num_unwanted = 0
     names = tuple(dict.fromkeys([*needed, *id_columns.keys]))
-    table_columns = names_of(path)
-    id_name = table_columns[find_id(path, table_columns, id_column)]
     for record in rows([path], NamedColumns(id_column=id_name, names=names)):
         where = f"{path}:{record.line}"
         if record.reason:

@@ -84,26 +84,21 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
 def _reader(path: Path, start: bytes) -> Iterator[tuple[list[str], Batches]]:
     if start.startswith(ARROW_FILE):
         with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-            count = reader.num_record_batches
-            yield (
-                reader.schema.names,
-                lambda indices: _slices(map(reader.get_batch, range(count)), indices),
-            )
+            names, count = reader.schema.names, reader.num_record_batches
+            yield names, lambda indices: _slices(map(reader.get_batch, range(count)), indices)
     elif start.startswith(ARROW_STREAM):
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
             yield reader.schema.names, lambda indices: _slices(reader, indices)
     else:
         with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
             names = table.schema_arrow.names
-            yield (
-                names,
-                lambda indices: (
-                    batch.select([names[index] for index in indices])
-                    for batch in table.iter_batches(
-                        BATCH_ROWS, columns=[names[index] for index in indices]
-                    )
-                ),
-            )
+
+            def batches(indices: Sequence[int]) -> Iterator[pa.RecordBatch]:
+                chosen = [names[index] for index in indices]
+                for batch in table.iter_batches(BATCH_ROWS, columns=chosen):
+                    yield batch.select(chosen)
+
+            yield names, batches
 
 
 def _slices(batches: Iterator[pa.RecordBatch], indices: Sequence[int]) -> Iterator[pa.RecordBatch]:

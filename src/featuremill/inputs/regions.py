@@ -85,8 +85,7 @@ class Regions:
         self._lines = {id: of_id[0].line for id, of_id in self._of.items()}
 
     def _region(self, start: object, end: object, name: str, line: int) -> Region:
-        first, last = (self._whole(value, what, line) for value, what in
-                       ((start, "start"), (end, "end")))  # fmt: skip
+        first, last = self._whole(start, "start", line), self._whole(end, "end", line)
         if not 1 <= first <= last:
             raise UserError(
                 f"{self._path}:{line}: {first} to {last} is no region; residues count from 1, and "

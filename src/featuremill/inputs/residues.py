@@ -71,9 +71,8 @@ def _is_nucleotides(payload: bytes) -> bool:
     This holds for none of 500,000 Swiss-Prot proteins; antifreeze proteins (AATAATAATAAT…) are
     nearest.
     """
-    if len(payload) < MIN_NUCLEOTIDES or len(payload.translate(None, b"ACGTUN")) * 10 > len(
-        payload
-    ):
+    num_others = len(payload.translate(None, b"ACGTUN"))
+    if len(payload) < MIN_NUCLEOTIDES or num_others * 10 > len(payload):
         return False
     bases = (b"A" in payload, b"C" in payload, b"G" in payload, b"T" in payload or b"U" in payload)
     return sum(bases) >= 3

@@ -142,9 +142,8 @@ def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
         also = [f"And {error}" for error in wrong[1:MOST_LISTED]]
         raise UserError(" ".join([wrong[0], *also, *[f"And {more:,} more."] * (more > 0)]))
     samples = sorted(files)
-    about = {SAMPLE: samples} | {
-        n: [about_samples[sample][0][n] for sample in samples] for n in own
-    }
+    about = {SAMPLE: samples}
+    about |= {name: [about_samples[sample][0][name] for sample in samples] for name in own}
     return Sheet(path, about, _rows_of(files))
 
 
@@ -163,7 +162,6 @@ def _take(
     about_samples: dict[str, tuple[dict[str, str], int]],
     in_small_letters: dict[str, tuple[str, int]],
 ) -> None:
-    """Add the values of a row; raise UserError if it is invalid."""
     sample, where = record.id, f"{path}:{record.line}"
     if record.reason or is_missing(sample):
         why = record.reason or f"{sample!r} is a word for a missing value"

@@ -3,7 +3,7 @@
 from featuremill.base.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.lease import GpuOptions, Request, lease
 from featuremill.lease.acquire import Choice
-from featuremill.lease.gpu_options import HELP_OF_DEVICES
+from featuremill.lease.request import HELP_OF_DEVICES
 
 __all__ = [
     "HELP_OF_DEVICES",

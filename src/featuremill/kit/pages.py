@@ -6,16 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from featuremill.report.chart import categories
     from featuremill.report.page import write_of
-    from featuremill.workload.figures import Figure, drawn, values
+    from featuremill.workload.figures import Figure, categories, drawn, values
 
 __all__ = ["Figure", "categories", "drawn", "values", "write_of"]
-_HOMES = {"categories": "report.chart", "write_of": "report.page"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "workload.figures")
+    home = "report.page" if name == "write_of" else "workload.figures"
     return getattr(import_module(f"featuremill.{home}"), name)

@@ -10,6 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
+from featuremill.base.errors import UserError
+from featuremill.base.text import clipped
+from featuremill.base.words import listed
 from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.step import Product, Project, Section, State, stated
 
@@ -72,12 +75,13 @@ def _listed(card: Path) -> State:
 
 def add_options(parser: argparse.ArgumentParser, section: type[Section], *keys: str) -> None:
     """Add keys of a section as options of a command, with their descriptions as help."""
+    descriptions = section.descriptions()
     for key in keys:
         field = section.model_fields[key]
         kind: Any = field.annotation
         while get_origin(kind) not in (None, Literal):  # Annotated[int, Field(ge=1)] | None
             kind, *_ = get_args(kind)
-        text, default = (field.description or "").replace("%", "%%"), field.get_default()
+        text, default = descriptions.get(key, "").replace("%", "%%"), field.get_default()
         parser.add_argument(
             *[f"-{key}"] * (len(key) == 1),
             f"--{key.replace('_', '-')}",
@@ -111,6 +115,19 @@ def stands(products: Sequence[Product], label: str, project: Project) -> bool:
     """Return whether the product `label` is finished, so that no job will read its table."""
     by_label = {product.label: product for product in project.with_states(products)}
     return by_label[label].stands() == "yes"
+
+
+def without_features(table: object, ids: Iterable[str], parts: Sequence[Listed]) -> UserError:
+    """Return the error that none of the `ids` in a table belongs to a record of all `parts`."""
+    import numpy as np
+
+    of_run, of_table = parts[0].ids_of(np.arange(1)), [*ids]
+    first_of_run = f", the run's first is {clipped(of_run[0])!r}" if of_run else ""
+    return UserError(
+        f"{table}: none of its {len(of_table):,} ids has features in "
+        f"{listed(part.name for part in parts)}: its first is {clipped(of_table[0])!r}"
+        f"{first_of_run}; write the ids as the run has them."
+    )
 
 
 def are_there(table: str | None, folders: Iterable[str], project: Project) -> bool:

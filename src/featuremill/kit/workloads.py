@@ -4,11 +4,11 @@ from featuremill.workload import (
     Record,
     Weights,
     Workload,
-    WorkloadOptions,
     find_workload,
+    refuse_lacking,
     refuse_without_packages,
 )
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches
 from featuremill.workload.option_files import refuse_others as refuse_other_files
 from featuremill.workload.plugin_errors import attributed_to, batch_cost_of, records_of
 from featuremill.workload.recipe import ENGINE_VERSION, ahead_of, settings_of
@@ -24,7 +24,6 @@ __all__ = [
     "Record",
     "Weights",
     "Workload",
-    "WorkloadOptions",
     "ahead_of",
     "attributed_to",
     "batch_cost_of",
@@ -35,6 +34,7 @@ __all__ = [
     "name_of_weights",
     "read_weights",
     "records_of",
+    "refuse_lacking",
     "refuse_missing_weights",
     "refuse_other_files",
     "refuse_without_packages",

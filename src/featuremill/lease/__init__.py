@@ -4,8 +4,7 @@
 context manager. docs/lease.md has the guarantees. The modules, in the order of their use:
 
     environment.py  the environment variables
-    request.py    the request, with defaults from the variables
-    gpu_options.py  --gpus and --devices of every command
+    request.py    the request, with defaults from the variables; --gpus and --devices
     offer.py      the devices to choose from
     folder.py     the folder of the locks
     turnstile.py  the queue: first come, first served
@@ -29,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .acquire import Lease, count_slots, lease
-    from .gpu_options import GpuOptions
-    from .request import Request
+    from .request import GpuOptions, Request
 
 __all__ = ["GpuOptions", "Lease", "Request", "count_slots", "lease"]
 
@@ -38,5 +36,5 @@ __all__ = ["GpuOptions", "Lease", "Request", "count_slots", "lease"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"Request": "request", "GpuOptions": "gpu_options"}.get(name, "acquire")
+    home = "request" if name in ("Request", "GpuOptions") else "acquire"
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -227,8 +227,6 @@ def _lease(
 
 
 class _Waiting:
-    """A request that waits in the queue, and then for its devices."""
-
     def __init__(
         self,
         request: Request,

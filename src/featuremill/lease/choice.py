@@ -12,7 +12,7 @@ from .condition import Condition
 from .devices import Device
 from .errors import DeviceError
 from .request import Request, wanted
-from .slots import Slot, Taking
+from .slots import Slot
 
 
 class Free(NamedTuple):
@@ -95,11 +95,14 @@ class Chooser:
         num_slots = 1 if now.is_exclusive else self._request.slots_per_gpu
         taking = slots.take(self._folder, name, num_slots)
         if taking.slot is None:
-            return None, _held_by(taking)
+            return None, f"held by {', '.join(map(str, taking.in_the_way)) or 'others'}"
         now = condition.look(device)  # again: the reading before the lock is old
         # Other programs may share the device, or an outer lease holds it for this process.
         is_shared = self._request.policy == "memory" or name != device.uuid
-        why = self._unfit(now) or ("" if is_shared else self._used(now, name, taking))
+        why = self._unfit(now)
+        if not (why or is_shared):
+            leased = slots.holders(self._folder, name) if taking.num_taken else ()
+            why = condition.used_by_others(now, [holder.pid for holder in leased])
         if why:
             taking.slot.close()
             return None, why
@@ -113,12 +116,6 @@ class Chooser:
         if now.free_mb < self._request.min_free_mb:
             return f"{now.free_mb} MB free of the {self._request.min_free_mb} asked for"
         return ""
-
-    def _used(self, now: Condition, name: str, taking: Taking) -> str:
-        pids = []
-        if taking.num_taken:
-            pids = [holder.pid for holder in slots.holders(self._folder, name)]
-        return condition.used_by_others(now, pids)
 
     def _rank(self, free: Free) -> tuple[float, ...]:
         """Return the sort key of a free device, lowest first; docs/lease.md describes the order."""
@@ -143,9 +140,3 @@ class Chooser:
         if len(self._devices) - len(self._lost) < self._request.num_gpus:
             why = "; ".join(f"{name}: {problem}" for name, problem in self._lost.items())
             raise DeviceError(f"{wanted(self._request.num_gpus)} and too few work: {why}.")
-
-
-def _held_by(taking: Taking) -> str:
-    if not taking.in_the_way:
-        return "held by others"
-    return f"held by {', '.join(map(str, taking.in_the_way))}"

@@ -19,10 +19,9 @@ from . import listing
 from .acquire import Choice, acquire
 from .environment import Policy
 from .errors import UserError
-from .execute import become, die_with_parent, restore_signals, run_beside
-from .gpu_options import HELP_OF_DEVICES, GpuOptions
-from .program import EXEC, LIST
-from .request import VARIABLES, Request
+from .execute import become, restore_signals, run_beside
+from .program import EXEC, LIST, die_with_parent
+from .request import HELP_OF_DEVICES, VARIABLES, GpuOptions, Request
 
 log = logging.getLogger("featuremill.lease")
 

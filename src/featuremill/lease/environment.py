@@ -134,21 +134,12 @@ DEVICES = Setting(
     "The only GPUs to lease, as in `0,2`: numbers of `nvidia-smi`, or UUIDs.",
     "all",
 )
-BALANCED: Policy = "balanced"
-POLICY = Setting(
-    "POLICY",
-    POLICY_NAME,
-    BALANCED,
-    "Which free GPU a lease takes ([choices](lease.md#options)).",
-)
-SLOTS_PER_GPU = Setting("SLOTS_PER_GPU", NUMBER, 1, "Equal slots of a GPU; a lease takes one.")
-MIN_FREE_MB = Setting("MIN_FREE_MB", NUMBER, 0, "MiB that must be free on a leased GPU.")
-WAIT = Setting(
-    "WAIT",
-    SECONDS_OR_NEVER,
-    None,
-    "Seconds that a lease waits for its GPUs.",
-    "no limit",
+LEASED = Setting(
+    "LEASED",
+    LIST,
+    "",
+    "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
+    is_internal=True,
 )
 LEASE_FOLDER = Setting(
     "LEASE_FOLDER",
@@ -157,21 +148,30 @@ LEASE_FOLDER = Setting(
     "Locks of leases: on a disk of this machine, the same for all users of its GPUs.",
     "`featuremill-leases` below `/run/lock`, `/dev/shm` or `/tmp`",
 )
-LEASED = Setting(
-    "LEASED",
-    LIST,
-    "",
-    "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
-    is_internal=True,
+MIN_FREE_MB = Setting("MIN_FREE_MB", NUMBER, 0, "MiB that must be free on a leased GPU.")
+BALANCED: Policy = "balanced"
+POLICY = Setting(
+    "POLICY",
+    POLICY_NAME,
+    BALANCED,
+    "Which free GPU a lease takes ([choices](lease.md#options)).",
+)
+SLOTS_PER_GPU = Setting("SLOTS_PER_GPU", NUMBER, 1, "Equal slots of a GPU; a lease takes one.")
+WAIT = Setting(
+    "WAIT",
+    SECONDS_OR_NEVER,
+    None,
+    "Seconds that a lease waits for its GPUs.",
+    "no limit",
 )
 _GIVEN_GPUS = "The GPUs that a scheduler or container gave, if `CUDA_VISIBLE_DEVICES` is not set."
+CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the order of `nvidia-smi`.")
 CUDA_VISIBLE_DEVICES = Variable(
     "CUDA_VISIBLE_DEVICES", "The GPUs that may be used; a lease sets it for its command."
 )
-SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", _GIVEN_GPUS)
-SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", _GIVEN_GPUS)
 NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", _GIVEN_GPUS)
-CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the order of `nvidia-smi`.")
+SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", _GIVEN_GPUS)
+SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", _GIVEN_GPUS)
 
 
 def of_child(changes: Mapping[str, str]) -> dict[str, str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
-import sys
-from typing import NoReturn
 
 from .acquire import Lease
 from .environment import of_child
+from .program import die_with_parent
 
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, but a command expects by default."""
@@ -21,7 +19,6 @@ STOPPED = (*FROM_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 """Signals by which a user stops a command."""
 CANNOT_BE_RUN, NOT_FOUND = 126, 127
 """Exit statuses of a shell."""
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BLAMELESS = {CANNOT_BE_RUN, NOT_FOUND, *(128 + number for number in STOPPED)}
 """Exit statuses that do not count against the device."""
 log = logging.getLogger("featuremill.lease")
@@ -33,14 +30,6 @@ def restore_signals() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in PYTHON_IGNORES:
         signal.signal(number, signal.SIG_DFL)
-
-
-def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
-    """Request `signal_number` for the death of the parent; exit now if the parent has died."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
-    if os.getppid() != parent_pid:
-        sys.exit(128 + signal_number)
 
 
 def become(command: list[str], held: Lease) -> int:
@@ -67,7 +56,10 @@ def run_beside(command: list[str], held: Lease) -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED_ON, *FROM_THE_TERMINAL))
     child = os.fork()
     if child == 0:
-        _be_the_child(command, held, us, mask)
+        die_with_parent(us, signal.SIGKILL)
+        _end_by_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os._exit(become(command, held))
     for number in FROM_THE_TERMINAL:
         signal.signal(number, signal.SIG_IGN)
     passed_on: list[int] = []
@@ -91,15 +83,6 @@ def run_beside(command: list[str], held: Lease) -> int:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(us, -code)
     return code
-
-
-def _be_the_child(
-    command: list[str], held: Lease, parent: int, mask: set[signal.Signals | int]
-) -> NoReturn:
-    die_with_parent(parent, signal.SIGKILL)
-    _end_by_signals()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os._exit(become(command, held))
 
 
 def _end_by_signals() -> None:

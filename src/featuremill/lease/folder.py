@@ -62,19 +62,7 @@ def find() -> Path:
             f"local one in {LEASE_FOLDER}."
         ) from None
     _check(folder)
-    _check_protocol(folder)
     return folder
-
-
-def _check_protocol(folder: Path) -> None:
-    """Raise UserError if the locks in the folder follow a newer protocol."""
-    version = read_note(folder / "protocol")
-    if isinstance(version, int) and version > PROTOCOL:
-        raise UserError(
-            f"{folder}: a newer program locks GPUs there by version {version} of the protocol, and "
-            f"this one has version {PROTOCOL}; upgrade it, or name another folder in "
-            f"{LEASE_FOLDER}."
-        )
 
 
 def _is_open_to_all(folder: Path) -> bool:
@@ -99,6 +87,13 @@ def _check(folder: Path) -> None:
         raise UserError(
             f"{folder}: it is on {kind}, and GPU leases need a file system of this machine; "
             f"name a local folder in {LEASE_FOLDER}."
+        )
+    version = read_note(folder / "protocol")
+    if isinstance(version, int) and version > PROTOCOL:
+        raise UserError(
+            f"{folder}: a newer program locks GPUs there by version {version} of the protocol, and "
+            f"this one has version {PROTOCOL}; upgrade it, or name another folder in "
+            f"{LEASE_FOLDER}."
         )
 
 

@@ -19,5 +19,4 @@ def device(kind: str, uuid: str, name: str, number: float | None = None) -> str:
 
 
 def _safe(text: str) -> str:
-    """Return an untrusted text, fit for a screen."""
     return one_line(plain(text))

@@ -1,6 +1,12 @@
-"""The commands in messages, as this source is built into two programs."""
+"""This program: its commands in messages, as this source is built into two programs; and its end
+with its parent."""
 
 from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
 
 _IS_FEATUREMILL = __name__.startswith("featuremill.")
 EXEC = "featuremill lease" if _IS_FEATUREMILL else "gpu-lease exec"
@@ -15,3 +21,15 @@ NO_GPU = (
     else "a GPU is wanted, but {}; `nvidia-smi` shows why, or ask for none."
 )
 """The message if no GPU is visible, with a placeholder for the reason."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
+    """Ask the kernel for `signal_number` when the parent dies; leave now if it has died already.
+
+    Linux only; elsewhere an orphan ends at its next write to the parent's pipe.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
+    if os.getppid() != parent_pid:
+        sys.exit(128 + signal_number)

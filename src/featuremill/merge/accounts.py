@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from featuremill.base.reasons import PENDING
 from featuremill.base.tsv import TsvWriter
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import ours
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import COLUMNS
 from featuremill.store.ours import delivering
@@ -39,9 +38,7 @@ SEQUENCE = re.compile(rb"[A-Za-z*.-]*")
 log = logging.getLogger("featuremill.merge")
 
 
-def account(
-    gatherer: Gatherer, folder: Results, shards: Sequence[str], table: Path, fasta: Path
-) -> Accounts:
+def account(gatherer: Gatherer, table: Path, fasta: Path) -> Accounts:
     """Write `table` and `fasta` and return how many records are ok, failed, and so on.
 
     `input` is the sum of the other counts. `ok` is the planned records without failed and pending
@@ -55,18 +52,14 @@ def account(
     pending = int(survey.rows_of_shard[is_pending].sum())
     with (
         closing(Shuffle(gatherer.scratch / "failed.bin", FAILURE, survey.edges)) as failures,
-        ours.delivering(table) as new_table,
-        ours.delivering(fasta) as new_fasta,
-        new_table.open("w", encoding="utf-8", newline="") as rows,
-        new_fasta.open("wb") as records,
+        Lists.opened(table, fasta, gatherer.id_columns) as lists,
     ):
         for number, part in enumerate(gatherer.parts):
             if part and part.num_failed:
-                places = gatherer.places_in(number)
-                _add_failures(failures, part, places, folder, shards[number])
+                places, name = gatherer.places_in(number), gatherer.shards[number]
+                _add_failures(failures, part, places, gatherer.folder, name)
         failures.finish()
         failed = failures.num_rows
-        lists = Lists(rows, records, fasta.name, gatherer.id_columns)
         if failed or pending or survey.counts["refused"]:
             for number, block in enumerate(gatherer.blocks(LISTED_COLUMNS)):
                 shard = gatherer.shard_numbers(block)
@@ -94,9 +87,8 @@ def _add_failures(
     payloads = payloads_of(folder, part, shard, planned["row"][is_failed], sha256[rows])
     if len(rows):
         columns = [reasons.take(pa.array(rows)), payloads]
-        failures.add(
-            planned["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=failures.columns)
-        )
+        failed = pa.record_batch(columns, schema=failures.columns)
+        failures.add(planned["ordinal"][is_failed].copy(), failed)
 
 
 def payloads_of(
@@ -128,6 +120,18 @@ class Lists:
         self._records = records
         self._name = name
         self._takes_fasta = True
+
+    @classmethod
+    @contextmanager
+    def opened(cls, table: Path, fasta: Path, id_columns: IdColumns) -> Iterator[Self]:
+        """Yield the lists, which become `table` and `fasta` after the block."""
+        with (
+            delivering(table) as new_table,
+            delivering(fasta) as new_fasta,
+            new_table.open("w", encoding="utf-8", newline="") as rows,
+            new_fasta.open("wb") as records,
+        ):
+            yield cls(rows, records, fasta.name, id_columns)
 
     def add(
         self, block: pa.Table, failed: pa.RecordBatch, first: int, pending: npt.NDArray[np.int64]

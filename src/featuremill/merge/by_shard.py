@@ -31,7 +31,7 @@ from featuremill.store.delivered import FAILURES, DeliveredFile, DeliveredShard
 from featuremill.store.delivery import Accounts, Written
 from featuremill.store.files import remove_left, scratch, sha256_of
 from featuremill.store.formats import format_of, index_of
-from featuremill.store.parts import columns_of, open_taken, refuse_taken
+from featuremill.store.parts import columns_of, open_taken, other_columns, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
 from featuremill.store.records import STATUSES, with_keys
@@ -53,14 +53,12 @@ class ByShard:
         scratch: Path,
         identities: Identities,
         shards: Sequence[DeliveredShard],
-        receipts: Sequence[Receipt],
     ) -> None:
         self._folder, self._plan, self.scratch = folder, plan, scratch
-        self._identities, self._shards, self.receipts = identities, shards, receipts
+        self._identities, self._shards = identities, shards
+        self.receipts = [_receipt(folder, plan, source) for source in plan.sources]
         self.samples = identities.samples
-        """The columns of the sheet of samples; empty without samples."""
         self.rows_of_shard = identities.rows_of_shard
-        """Planned records of each shard; equal payloads count each time."""
         self.keys = frozenset(shard.key for shard in shards)
 
     def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
@@ -73,8 +71,9 @@ class ByShard:
         Raises:
             IntegrityError: when a shard was delivered with other records than it has.
         """
+        outputs = {file.output for shard in self._shards for file in shard.files}
         for number, shard in enumerate(self._shards):
-            written = dict.fromkeys(self._outputs, 0)
+            written = dict.fromkeys(outputs, 0)
             for file in shard.files:
                 written[file.output] += file.rows
             sums = {rows + shard.failed for rows in written.values()} | {shard.rows}
@@ -94,10 +93,6 @@ class ByShard:
             duplicate=duplicate,
         )
 
-    @property
-    def _outputs(self) -> set[str]:
-        return {file.output for shard in self._shards for file in shard.files}
-
     def _list(self, table: Path, fasta: Path) -> None:
         """List the failed and the refused records, reading those row groups of records.parquet that
         have any."""
@@ -114,11 +109,8 @@ class ByShard:
                     ordinals = self._add_failures(failures, number)
                     listed.update((np.searchsorted(edges, ordinals, side="right") - 1).tolist())
             failures.finish()
-            new_table = stack.enter_context(ours.delivering(table))
-            new_fasta = stack.enter_context(ours.delivering(fasta))
-            rows = stack.enter_context(new_table.open("w", encoding="utf-8", newline=""))
-            sequences = stack.enter_context(new_fasta.open("wb"))
-            lists = Lists(rows, sequences, fasta.name, self._identities.id_columns)
+            id_columns = self._identities.id_columns
+            lists = stack.enter_context(Lists.opened(table, fasta, id_columns))
             columns = [name for name in LISTED_COLUMNS if name in records.schema_arrow.names]
             for group in sorted(listed):
                 block = with_keys(records.read_row_group(group, columns))
@@ -161,18 +153,15 @@ class ByShard:
             with ours.delivering_folder(path, partial(_known, sha256)) as new:
                 for name, (source, file) in files.items():
                     _link(source, new / name, file)
-                if not files:
-                    sha256.update(self._write_none(output, new, provenance))
+                if not files:  # no row is ok: one without rows
+                    name = Path(format_of(output).part_name.format(0))
+                    target = Target(new / name, self._values, 0, provenance)
+                    open_part_writer(output, target).close()
+                    sha256[str(name)] = sha256_of(new / name)
                 written[path.name] = Written.of(new, sha256)
             with ours.delivering(path.with_name(index_of(path.name))) as new:
                 _write_index(new, files)
         return written
-
-    def _write_none(self, output: str, to: Path, provenance: dict[str, str]) -> dict[str, str]:
-        """Write a file without rows, and return its sha256 by its name."""
-        name = format_of(output).part_name.format(0)
-        open_part_writer(output, Target(to / name, self._values, 0, provenance)).close()
-        return {name: sha256_of(to / name)}
 
     def _named(self, output: str) -> dict[Path, tuple[Path, DeliveredFile]]:
         """Return the paths of the delivered files of an output, by name in its folder and
@@ -189,9 +178,8 @@ class ByShard:
     @property
     def _values(self) -> pa.Schema:
         """The columns of the parts, in which no row is ok."""
-        own = [self._folder.part(self._plan.recipe, each.shard) for each in self._plan.shards]
-        taken = [Path(each.path) for each in self._plan.taken]
-        return columns_of([*own, *taken][0]) if own or taken else pa.schema([])
+        paths = [self._folder.part_of(self._plan, source) for source in self._plan.sources]
+        return columns_of(paths[0]) if paths else pa.schema([])
 
 
 def _known(sha256: Mapping[str, str], _: Path) -> Mapping[str, str]:
@@ -236,9 +224,8 @@ def _write_index(path: Path, files: Mapping[Path, tuple[Path, DeliveredFile]]) -
     for bucket in range(num_buckets):
         here = [slice(*each[bucket : bucket + 2]) for each in edges]
         hashes = np.concatenate([part[0, cut] for part, cut in zip(parts, here, strict=True)])
-        rows = np.concatenate(
-            [part[1, cut] + np.uint64(n) for part, cut, n in zip(parts, here, first, strict=True)]
-        )
+        each = zip(parts, here, first, strict=True)
+        rows = np.concatenate([part[1, cut] + np.uint64(before) for part, cut, before in each])
         order = np.argsort(hashes, kind="stable")
         both[0, at : at + len(order)], both[1, at : at + len(order)] = hashes[order], rows[order]
         at += len(order)
@@ -258,8 +245,7 @@ def collected(
     with scratch(folder.store / "merge") as spool, closing(lay_out(folder, plan)) as identities:
         shards = _delivered(Delivering(folder, plan, outputs, identities), num_threads)
         _refuse_other_columns(folder, plan, shards)
-        receipts = [_receipt(folder, plan, source) for source in plan.sources]
-        yield ByShard(folder, plan, spool, identities, shards, receipts)
+        yield ByShard(folder, plan, spool, identities, shards)
 
 
 def _delivered(delivering: Delivering, num_threads: int) -> list[DeliveredShard]:
@@ -287,7 +273,4 @@ def _refuse_other_columns(folder: Results, plan: Plan, shards: Sequence[Delivere
             continue
         if isinstance(source, SharedPart):
             raise refuse_taken(folder, open_taken(folder, plan, source))
-        raise IntegrityError(
-            f"{folder.part(plan.recipe, source.shard)}: its columns are not those of the other "
-            "parts; raise the workload's VERSION, and run the same command again."
-        )
+        raise other_columns(folder.part_of(plan, source))

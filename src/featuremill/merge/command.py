@@ -30,11 +30,10 @@ from featuremill.base.words import counted
 from featuremill.config import products, read_run
 from featuremill.merge import accounts, delivery, samples
 from featuremill.merge.by_shard import collected
-from featuremill.merge.gather import Gatherer
-from featuremill.merge.parallel import in_order
+from featuremill.merge.gather import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.merge.source import InInputOrder, Source
-from featuremill.store import command_line, ours, shared, stored
+from featuremill.store import ours, shared, stored
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove_left, scratch
 from featuremill.store.formats import (
@@ -47,8 +46,8 @@ from featuremill.store.formats import (
     outputs_of,
     sidecar_of,
 )
-from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
-from featuremill.store.plan import Plan, PlannedShard, SharedPart
+from featuremill.store.parts import Part, open_source, refuse_taken
+from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results, enter
 from featuremill.store.row_order import RowOrder, is_by_shard
 from featuremill.store.shared_index import keep_index
@@ -98,10 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
         format_of(name)  # one that is broken is refused while the last results still stand
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
-        raise UserError(
-            f"{folder.plan}: there is no plan yet; make one first "
-            f"({command_line.again(folder.root)})."
-        )
+        raise folder.has_no_plan()
     with run_log.line(folder.root, "merge") as line, waiting_for_others(folder):
         if arguments.partial:
             result = merge_partial(folder, outputs, threads, extra_fields)
@@ -167,8 +163,7 @@ def merge(
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
         ours.discard(folder.partial.root)
-        _write_samples(source, folder, listed[0], folder.root, counts)
-        result = _write(folder, plan, source, outputs, counts, extra_fields)
+        result = _write(folder, plan, source, outputs, counts, extra_fields, listed[0])
     for path in listed:
         delivery.copy(path, folder.root / path.name)
     accounts.write_notes(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
@@ -220,9 +215,8 @@ def merge_partial(
     with gathered(folder, plan, parts, num_threads) as source:
         listed = [source.scratch / name for name in FAILED]
         counts = count(source, plan, listed)
-        _write_samples(source, folder, listed[0], results.root, counts)
-        chosen = [] if is_empty else outputs
-        result = _write(folder, plan, source, chosen, counts, {**extra_fields, "partial": True})
+        chosen, extra_fields = [] if is_empty else outputs, {**extra_fields, "partial": True}
+        result = _write(folder, plan, source, chosen, counts, extra_fields, listed[0])
         for path in listed:
             delivery.copy(path, results.root / path.name)
     ours.write_json(results.delivery, result.content())
@@ -232,16 +226,6 @@ def merge_partial(
     return result
 
 
-def _write_samples(
-    source: Source, folder: Results, failures: Path, to: Path, counts: Accounts
-) -> None:
-    """Write the table of samples of a run that has any, and remove that of an earlier one."""
-    if source.samples:
-        samples.write(source, folder.records, failures, to / SAMPLES, counts)
-    else:
-        ours.discard(to / SAMPLES)
-
-
 def _write(
     folder: Results,
     plan: Plan,
@@ -249,10 +233,16 @@ def _write(
     outputs: list[str],
     counts: Accounts,
     extra_fields: Mapping[str, Any],
+    failures: Path,
 ) -> Delivery:
-    """Write the result files; return the content of their manifest.json."""
+    """Write the result files and the table of samples, if there are any; return the content of
+    their manifest.json."""
     is_partial = bool(extra_fields.get("partial"))
     results = folder.partial if is_partial else folder
+    if source.samples:
+        samples.write(source, folder.records, failures, results.root / SAMPLES, counts)
+    else:
+        ours.discard(results.root / SAMPLES)  # that of an earlier run
     receipts = [receipt for receipt in source.receipts if receipt]
     marks = {"partial": "true"} if is_partial else {}
     provenance = provenance_of(plan, receipts) | marks
@@ -278,9 +268,7 @@ def open_parts(
 
     def opened(source: PlannedShard) -> Part | IntegrityError | None:
         try:
-            if isinstance(source, SharedPart):
-                return open_taken(folder, plan, source, only_look)
-            return open_part(folder, plan, source, only_look)
+            return open_source(folder, plan, source, only_look)
         except IntegrityError as problem:
             return problem
 
@@ -304,8 +292,7 @@ def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Ite
     remove_left(folder.store / "merge")
     with scratch(folder.store / "merge") as scratch_folder:
         names = [source.shard for source in plan.sources]
-        gatherer = Gatherer(folder.records, names, parts, scratch_folder, num_threads)
-        yield InInputOrder(folder, names, gatherer)
+        yield InInputOrder(folder, names, parts, scratch_folder, num_threads)
 
 
 def count(source: Source, plan: Plan, listed: list[Path]) -> Accounts:

@@ -32,9 +32,9 @@ from featuremill.config import read_run
 from featuremill.features.index import sorted_hashes
 from featuremill.features.parts import view
 from featuremill.merge.accounts import FAILURE, payloads_of
-from featuremill.merge.gather import IDENTITY, bytes_of_rows, check_values
+from featuremill.merge.delivery import opened
+from featuremill.merge.gather import IDENTITY, bytes_of_rows, check_values, in_order, pieces_of
 from featuremill.merge.identities import Identities, lay_out
-from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import provenance_of
 from featuremill.store import disk_space
 from featuremill.store.delivered import (
@@ -49,13 +49,13 @@ from featuremill.store.delivered import (
 )
 from featuremill.store.files import digest_of, replacing_folder, sha256_of, sync_folder
 from featuremill.store.formats import errors_of, format_of, kind_of
-from featuremill.store.parts import Part, open_part, open_taken, order_of
+from featuremill.store.parts import Part, open_source, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
 from featuremill.store.records import whole_ids
 from featuremill.store.results import Results, enter
 from featuremill.store.row_order import groups_of, is_by_shard
-from featuremill.workload.outputs import Target, Writer, by_owner, open_part_writer
+from featuremill.workload.outputs import Target, by_owner
 
 BLOCK_BYTES = 16 * 2**20
 """Values of one block, which is a row group: what a reader of a single row reads."""
@@ -163,7 +163,8 @@ class Delivering:
 
     def shard(self, number: int) -> tuple[DeliveredShard, bool]:
         """Deliver one shard without a sync; return its receipt, and whether it existed."""
-        part = self._open(number)
+        part = open_source(self.folder, self.plan, self.plan.sources[number])
+        assert part, "only one that is only looked at may be missing"
         records = self.identities.records_of(number)
         receipt = part.receipt
         provenance = provenance_of(self.plan, [receipt])
@@ -205,11 +206,10 @@ class Delivering:
         }
 
     def _is_as_left(self, source: PlannedShard, shard: DeliveredShard) -> bool:
+        part = self.folder.part_of(self.plan, source)
         if isinstance(source, SharedPart):
-            part = Path(source.path)
             receipt = Receipt.find(part.with_suffix(".json"))
         else:
-            part = self.folder.part(self.plan.recipe, source.shard)
             receipt = self.folder.find_receipt(self.plan.recipe, source.shard)
         if not (receipt and receipt.part == shard.part):
             return False
@@ -219,14 +219,6 @@ class Delivering:
         return (folder / ANSWER).is_file() and all(
             path.is_file() and path.stat().st_mtime_ns == mtime_ns for path, mtime_ns in expected
         )
-
-    def _open(self, number: int) -> Part:
-        source = self.plan.sources[number]
-        if isinstance(source, SharedPart):
-            return open_taken(self.folder, self.plan, source)
-        part = open_part(self.folder, self.plan, source)
-        assert part, "only one that is only looked at may be missing"
-        return part
 
     def _key(
         self, shard: str, part: str, records: pa.RecordBatch, provenance: dict[str, str]
@@ -241,9 +233,8 @@ class Delivering:
     def _check_room(self, part: Part, records: pa.RecordBatch) -> None:
         num_residues = sum(records.column("length").to_pylist())
         about = (part.values, records.num_rows, num_residues)
-        disk_space.check(
-            disk_space.needs_of_outputs(self.outputs, *about, self.folder.store), self.folder.root
-        )
+        needs = disk_space.needs_of_outputs(self.outputs, *about, self.folder.store)
+        disk_space.check(needs, self.folder.root)
 
 
 def standing(folder: Path) -> DeliveredShard | None:
@@ -306,19 +297,18 @@ class _Shard:
         with pa.memory_map(str(self._part.path)) as source:
             values = _Values(source, self._part)
             for number, (folder, positions) in enumerate(self._by_folder(ok)):
-                blocks = np.cumsum(sizes[self._rows[positions]]) // BLOCK_BYTES
-                edges = [0, *(1 + np.flatnonzero(np.diff(blocks))).tolist(), len(positions)]
                 paths = {name: self._folder / f"{name}-{number}" for name in outputs}
                 with ExitStack() as stack:
-                    writers = {
-                        name: self._open(name, path, len(positions), stack)
-                        for name, path in paths.items()
-                    }
-                    for start, end in itertools.pairwise(edges):
-                        block = self._block(values, positions[start:end])
-                        for name, writer in writers.items():
+                    writers = {}
+                    for name, path in paths.items():
+                        about = self._part.values, len(positions), self._provenance
+                        writer = opened(name, Target(path, *about), is_part=True)
+                        writers[name] = stack.enter_context(writer)
+                    for rows in pieces_of(sizes[self._rows[positions]], BLOCK_BYTES):
+                        block = self._block(values, positions[rows])
+                        for name, writing in writers.items():
                             with errors_of(name, "write"):
-                                writer.write(block)
+                                writing.write(block)
                 ids = whole_ids(self._records.take(pa.array(positions))).to_pylist()
                 for path in paths.values():
                     np.save(index_beside(path), sorted_hashes(ids))
@@ -335,18 +325,6 @@ class _Shard:
                     for name, path in paths.items()
                 ]
         return files
-
-    def _open(self, name: str, path: Path, num_rows: int, stack: ExitStack) -> Writer:
-        target = Target(path, self._part.values, num_rows, self._provenance)
-
-        def close() -> None:
-            with errors_of(name, "close"):
-                writer.close()
-
-        with errors_of(name, "PartWriter"):
-            writer = open_part_writer(name, target)
-        stack.callback(close)
-        return writer
 
     def _by_folder(
         self, positions: npt.NDArray[np.int64]
@@ -372,9 +350,8 @@ class _Shard:
         records = self._records.take(pa.array(positions)).select(IDENTITY.names)
         identity = records.set_column(0, IDENTITY.field(ID), whole_ids(records))
         rows = values.take(self._rows[positions])
-        return pa.table(
-            [*identity.columns, *rows.columns], schema=pa.schema([*IDENTITY, *rows.schema])
-        )
+        schema = pa.schema([*IDENTITY, *rows.schema])
+        return pa.table([*identity.columns, *rows.columns], schema=schema)
 
 
 class _Values:

@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -15,14 +15,14 @@ import pyarrow as pa
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import ID, IdColumns
 from featuremill.base.progress import Progress
-from featuremill.merge.parallel import in_order
+from featuremill.merge.gather import in_order
 from featuremill.store import disk_space, ours
 from featuremill.store.delivery import Written
 from featuremill.store.files import remove_left
 from featuremill.store.formats import errors_of, files, format_of, index_of, sidecar_of
 from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
-from featuremill.workload.outputs import Target, Writer, open_writer
+from featuremill.workload.outputs import Target, Writer, open_part_writer, open_writer
 
 log = logging.getLogger("featuremill.merge")
 
@@ -50,14 +50,11 @@ class Rows(Protocol):
     samples: dict[str, list[str]]
     id_columns: IdColumns
     scratch: Path
-    """A folder for temporary files."""
     num_threads: int
+    num_rows: int
+    """An upper bound of the number of rows."""
     beyond_bytes: int
     """The bytes of the values beyond those that their types imply."""
-
-    @property
-    def num_rows(self) -> int:
-        """An upper bound of the number of rows."""
 
     @property
     def num_residues(self) -> int:
@@ -82,18 +79,16 @@ def write(
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(paths))))
         writers, temporaries = [], []
         for name, path in paths.items():
-            opened = (
+            delivering = (
                 ours.delivering_folder(path, digests.__getitem__)
                 if format_of(name).is_folder
                 else ours.delivering(path, digest=lambda file: digests[file][""])
             )
-            temporary = temporary_files.enter_context(opened)
+            temporary = temporary_files.enter_context(delivering)
             temporaries.append(temporary)
             sheet = source.samples, source.id_columns
             target = Target(temporary, source.values, num_ok, provenance, *sheet)
-            with errors_of(name, "Writer"):
-                writers.append(open_writer(name, target))
-            stack.callback(_close, name, writers[-1])
+            writers.append(stack.enter_context(opened(name, target)))
         num_written = 0
         shown = Progress(log, "writing")
         for block in source.pieces() if writers else ():
@@ -109,11 +104,8 @@ def write(
         if writers and num_written != num_ok:
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
         stack.close()
-        digests.update(
-            zip(
-                temporaries, in_order(ours.digests_at, temporaries, source.num_threads), strict=True
-            )
-        )
+        each = in_order(ours.digests_at, temporaries, source.num_threads)
+        digests.update(zip(temporaries, each, strict=True))
         described += [Written.of(path, digests[path]) for path in temporaries]
     for name, path in paths.items():
         if format_of(name).has_sidecar:
@@ -123,9 +115,17 @@ def write(
     return {path.name: about for path, about in zip(paths.values(), described, strict=True)}
 
 
-def _close(name: str, writer: Writer) -> None:
-    with errors_of(name, "close"):
-        writer.close()
+@contextmanager
+def opened(name: str, target: Target, *, is_part: bool = False) -> Iterator[Writer]:
+    """Yield the writer of the output called `name`, or that of one of its files, and close it; what
+    it raises is attributed to its package."""
+    with errors_of(name, "PartWriter" if is_part else "Writer"):
+        writer = open_part_writer(name, target) if is_part else open_writer(name, target)
+    try:
+        yield writer
+    finally:
+        with errors_of(name, "close"):
+            writer.close()
 
 
 def _check_room(source: Rows, paths: Mapping[str, Path], run: Path) -> None:

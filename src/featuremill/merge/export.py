@@ -139,7 +139,7 @@ class Chosen:
     """Some rows of a table of results, as an output takes them."""
 
     num_threads = 2
-    beyond_bytes = 0
+    beyond_bytes = num_residues = 0
 
     def __init__(self, folder: Results, path: Path, ids: Sequence[str], scratch: Path) -> None:
         self._table = Table(path)
@@ -149,19 +149,12 @@ class Chosen:
         self.values = pa.schema([field for field in schema if field.name not in (*ABOUT, *KEYS)])
         self.id_columns = self._table.id_columns
         self.samples = samples_of(folder.records) if self.id_columns.keys else {}
-        self._places = loading.places_of(self._table, ids)
+        places = loading.places_of(self._table, ids)
         owners = [self.id_columns.owner(id) for id in ids]
         numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
         order = np.argsort([numbers[owner] for owner in owners], kind="stable")
-        self._places = self._places[order]
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._places)
-
-    @property
-    def num_residues(self) -> int:
-        return 0
+        self._places = places[order]
+        self.num_rows = len(places)
 
     def pieces(self) -> Iterator[pa.Table]:
         """Yield id, description, length, sha256 and values of a few thousand rows at a time."""

@@ -2,7 +2,7 @@
 
 records.parquet is read from its beginning to its end, and so is each part: what belongs to a block
 of its rows comes together in a `Shuffle`. In memory are a chunk of it and a few blocks, however
-many records there are; what grows with them stands in files in `folder`.
+many records there are; what grows with them stands in files in `scratch`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import itertools
 import logging
 import mmap
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +27,14 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import KEYS
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import take_space
-from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store.disk_space import expected_bytes
-from featuremill.store.parts import Part
-from featuremill.store.receipt import Receipt
+from featuremill.store.parts import Part, other_columns
 from featuremill.store.records import id_columns_of, read_records, samples_of, shard_numbers
+from featuremill.store.results import Results
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Sizes = npt.NDArray[np.int64]
 
 
@@ -63,6 +66,13 @@ def _of_column(column: pa.Array) -> Sizes:
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.int64)
     return _numbers(pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False))
+
+
+def pieces_of(sizes: Sizes, num_bytes: int) -> Iterator[slice]:
+    """Yield slices of rows of these `sizes`, each of about so many bytes."""
+    pieces = np.cumsum(sizes) // num_bytes
+    edges = [0, *(1 + np.flatnonzero(np.diff(pieces))).tolist(), len(sizes)]
+    yield from itertools.starmap(slice, itertools.pairwise(edges))
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -138,41 +148,40 @@ class Measured(NamedTuple):
 class Gatherer:
     """The records.parquet and the parts of one run; `parts[n]` belongs to the plan's n-th shard.
 
-    A part that is None is pending: its records have no values yet. `folder` is for files that are
+    A part that is None is pending: its records have no values yet. `scratch` is for files that are
     of no use afterwards.
     """
 
     def __init__(
         self,
-        records_path: Path,
+        folder: Results,
         shards: Sequence[str],
         parts: Sequence[Part | None],
-        folder: Path,
+        scratch: Path,
         num_threads: int,
     ) -> None:
-        self.parts = parts
+        self.folder, self.shards, self.parts = folder, shards, parts
+        self.receipts = [part.receipt if part else None for part in parts]
         self.num_threads = num_threads
-        self.scratch = folder
+        self.scratch = scratch
         there = [part for part in parts if part]
         self.values = there[0].values if there else pa.schema([])
         for part in there:
             if not part.values.equals(self.values):
-                raise IntegrityError(
-                    f"{part.path}: its columns are not those of the other parts; raise the "
-                    "workload's VERSION, and run the same command again."
-                )
+                raise other_columns(part.path)
         self.beyond_bytes = 0
-        """The bytes of the values beyond those that their types imply."""
         self._times = 2 if sum(part.wanted_bytes for part in there) > LARGE_BYTES else 1
-        self._records_path = records_path
-        self.samples = samples_of(records_path)
-        """The columns of the sheet of samples; empty without samples."""
-        self.id_columns = id_columns_of(records_path)
+        self._records_path = folder.records
+        self.samples = samples_of(folder.records)
+        self.id_columns = id_columns_of(folder.records)
         self._shards = pa.array(shards, pa.string())
-        self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(there) else None
-        self.survey = self._look()
-        self._starts = np.concatenate(([0], np.cumsum(self.survey.rows_of_shard)))
-        self._places = folder / "places.bin"
+        self._sizes = self._measured(scratch / "sizes.bin") if self._are_larger(there) else None
+        self.survey = self._surveyed()
+        self.rows_of_shard = self.survey.rows_of_shard
+        self.num_rows = int(self.rows_of_shard.sum())
+        """How many records there are values of, if none failed."""
+        self._starts = np.concatenate(([0], np.cumsum(self.rows_of_shard)))
+        self._places = scratch / "places.bin"
         self._place_all()
 
     def _are_larger(self, parts: Sequence[Part]) -> bool:
@@ -197,11 +206,6 @@ class Gatherer:
                 sizes[part.row_numbers()].tofile(file)
                 start += len(sizes)
         return Measured(np.array(starts), np.memmap(path, np.int64, "r") if start else None)
-
-    @property
-    def num_rows(self) -> int:
-        """Return how many records there are values of, if none failed."""
-        return int(self.survey.rows_of_shard.sum())
 
     @property
     def num_residues(self) -> int:
@@ -236,12 +240,7 @@ class Gatherer:
         """Return the index into the plan's shards of each row; -1 where it has none."""
         return shard_numbers(rows, self._shards, self._records_path)
 
-    @property
-    def receipts(self) -> list[Receipt | None]:
-        """Return the receipt of each part; None where it is pending."""
-        return [part.receipt if part else None for part in self.parts]
-
-    def _look(self) -> Survey:
+    def _surveyed(self) -> Survey:
         """Count the rows of records.parquet and cut them into blocks of values: about
         `BLOCK_BYTES`, or twice that."""
         counts: Counter[str] = Counter()
@@ -282,17 +281,10 @@ class Gatherer:
         filled = self._starts[:-1].copy()
         first = 0
         for batch in read_records(self._records_path, ["shard", "row"]):
-            shard = self.shard_numbers(batch)
-            planned = np.flatnonzero(shard >= 0)
-            planned = planned[np.argsort(shard[planned], kind="stable")]
-            shard = shard[planned]
-            numbers = np.bincount(shard, minlength=len(filled))
-            before = np.concatenate(([0], np.cumsum(numbers)[:-1]))
-            where = (filled - before)[shard] + np.arange(len(shard))
+            planned, where = placed_by_shard(self.shard_numbers(batch), filled)
             row = batch.column("row").fill_null(-1).to_numpy()
             places["row"][where] = row[planned]
             places["ordinal"][where] = first + planned
-            filled += numbers
             first += batch.num_rows
             mapped.madvise(mmap.MADV_DONTNEED)  # the file keeps it; the process's memory need not
         del places
@@ -300,7 +292,7 @@ class Gatherer:
 
     def places_in(self, number: int) -> npt.NDArray[np.void]:
         """Return the `PLACE` of each planned record of the plan's shard `number`."""
-        start, count = int(self._starts[number]), int(self.survey.rows_of_shard[number])
+        start, count = int(self._starts[number]), int(self.rows_of_shard[number])
         return np.fromfile(self._places, PLACE, count, offset=start * PLACE.itemsize)
 
     def pieces(self) -> Iterator[pa.Table]:
@@ -314,9 +306,8 @@ class Gatherer:
         shuffle = Shuffle(path, columns, self.survey.edges, self._times)
         try:
             numbers = [number for number, part in enumerate(self.parts) if part]
-            spooled = in_order(
-                lambda number: self._spool(number, shuffle), numbers, self.num_threads
-            )
+            spool = partial(self._spool, shuffle=shuffle)
+            spooled = in_order(spool, numbers, self.num_threads)
             shown = Progress(log, "reading the parts", "parts")
             for count, _ in enumerate(spooled, 1):
                 shown.at(count, len(numbers))
@@ -357,10 +348,7 @@ class Gatherer:
         if self._sizes is None:
             yield slice(None)
             return
-        sizes = bytes_of_rows(batch.select(self.values.names))[inside]
-        pieces = np.cumsum(sizes) // BLOCK_BYTES
-        edges = [0, *(1 + np.flatnonzero(np.diff(pieces))).tolist(), len(inside)]
-        yield from (slice(start, end) for start, end in itertools.pairwise(edges))
+        yield from pieces_of(bytes_of_rows(batch.select(self.values.names))[inside], BLOCK_BYTES)
 
     def _join(self, number: int, rows: pa.Table, shuffle: Shuffle) -> pa.Table:
         """Return a block's identities and values, side by side."""
@@ -377,6 +365,42 @@ class Gatherer:
             raise part.has_wrong_row()
         values = shuffled.columns[NUM_SHUFFLED:]
         return pa.table([*identity.columns, *values], schema=pa.schema([*IDENTITY, *self.values]))
+
+
+def in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], num_threads: int
+) -> Iterator[Result]:
+    """Yield `function` of each item, in the items' order, computed on `num_threads` threads.
+
+    Never more than `num_threads` results wait to be taken, so memory does not grow with the items.
+    """
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(num_threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > num_threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def placed_by_shard(shard: Sizes, filled: Sizes) -> tuple[Sizes, Sizes]:
+    """Return the planned rows of a batch, shard by shard, and the place of each among all rows.
+
+    `shard` is the shard of each row, -1 where it has none; `filled` is the next free place of each
+    shard, to which the rows are added.
+    """
+    planned = np.flatnonzero(shard >= 0)
+    planned = planned[np.argsort(shard[planned], kind="stable")]
+    numbers = np.bincount(shard[planned], minlength=len(filled))
+    before = np.cumsum(numbers) - numbers
+    where = (filled - before)[shard[planned]] + np.arange(len(planned))
+    filled += numbers
+    return planned, where
 
 
 def check_values(values: pa.RecordBatch, path: Path) -> None:

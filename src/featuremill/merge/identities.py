@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import IntegrityError
 from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
-from featuremill.merge.gather import IDENTITY
+from featuremill.merge.gather import IDENTITY, placed_by_shard
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import stored
 from featuremill.store.delivered import IDENTITIES
@@ -51,14 +51,11 @@ class Identities:
         """Open the identities in `folder`, which `lay_out` made of the file `records`."""
         survey = read_json(folder / SURVEY) or {}
         self.samples = samples_of(records)
-        """The columns of the sheet of samples; empty without samples."""
         self.id_columns = id_columns_of(records)
         self.counts = Counter[str](survey["counts"])
         """Records by their status: planned, refused, duplicate."""
         self.rows_of_shard = np.array(survey["rows_of_shard"], np.int64)
         """Planned records of each of the plan's shards."""
-        self.total_length: int = survey["total_length"]
-        """The length of all planned records, in the workload's unit."""
         self.with_refused: set[int] = set(survey["with_refused"])
         """The row groups of records.parquet with refused records."""
         self._records = records
@@ -116,14 +113,7 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], laid_out: Path) -> N
         shuffle = Shuffle(new / ROWS, COLUMNS, starts)
         read = [name for name in COLUMNS.names if name != "number"]
         for batch in read_records(records, ["shard", *read]):
-            shard = shard_numbers(batch, shards, records)
-            planned = np.flatnonzero(shard >= 0)
-            planned = planned[np.argsort(shard[planned], kind="stable")]
-            shard = shard[planned]
-            numbers = np.bincount(shard, minlength=len(filled))
-            before = np.cumsum(numbers) - numbers
-            where = (filled - before)[shard] + np.arange(len(shard))
-            filled += numbers
+            planned, where = placed_by_shard(shard_numbers(batch, shards, records), filled)
             rows = batch.take(pa.array(planned))
             known = {"number": pa.array(first + planned)}
             arrays = [
@@ -139,7 +129,6 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], laid_out: Path) -> N
 
 
 def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
-    """Count the records, and those of each shard."""
     counts: Counter[str] = Counter()
     rows_of_shard = np.zeros(len(shards), np.int64)
     total_length, with_refused = 0, list[int]()
@@ -147,10 +136,9 @@ def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
     with pq.ParquetFile(records) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(READ_ROWS, row_groups=[group], columns=columns):
-                here = Counter[str]()
                 status = batch.column("status").cast(pa.string())
-                for pair in status.value_counts().to_pylist():
-                    here[pair["values"]] += pair["counts"]
+                pairs = status.value_counts().to_pylist()
+                here = Counter[str]({pair["values"]: pair["counts"] for pair in pairs})
                 shard = shard_numbers(batch, shards, records)
                 rows_of_shard += np.bincount(shard[shard >= 0], minlength=len(shards))
                 planned = batch.column("length").filter(pa.array(shard >= 0))
@@ -161,7 +149,7 @@ def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
     return {
         "counts": dict(counts),
         "rows_of_shard": rows_of_shard.tolist(),
-        "total_length": total_length,
+        "total_length": total_length,  # earlier versions read it
         "with_refused": with_refused,
     }
 

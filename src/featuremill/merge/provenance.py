@@ -45,7 +45,6 @@ def _versions(receipts: Sequence[Receipt], package: str) -> list[str]:
 
 
 def _listed(value: Any) -> str:
-    """Return an option's value as people would write it."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -111,8 +110,8 @@ def delivery_of(
 def bytes_are_lengths(plan: Plan) -> bool:
     """Return whether the bytes of payloads are the lengths of records: not where an option names a
     file, as payloads may have more out of it, such as the ends of a region."""
-    is_told: bool = workload.optional_of(plan.workload, "BYTES_ARE_LENGTHS")
-    return is_told and not plan.settings.files
+    are_lengths: bool = workload.optional_of(plan.workload, "BYTES_ARE_LENGTHS")
+    return are_lengths and not plan.settings.files
 
 
 def _energy(receipts: list[Receipt], has_lengths: bool) -> dict[str, Any]:

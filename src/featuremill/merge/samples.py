@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +13,12 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import SAMPLE
 from featuremill.base.tsv import TsvWriter
+from featuremill.merge.source import Source
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering
 from featuremill.store.receipt import Receipt
 from featuremill.store.records import read_records
-
-
-class Source(Protocol):
-    """What there is of a run's records."""
-
-    @property
-    def samples(self) -> dict[str, list[str]]:
-        """What is known of each sample, by column."""
-
-    @property
-    def receipts(self) -> Sequence[Receipt | None]:
-        """The receipt of each shard of the plan; None where it is pending."""
-
-    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Return the index into the plan's shards of each row; -1 where it has none."""
 
 
 def write(source: Source, records_path: Path, failures: Path, path: Path, sums: Accounts) -> None:
@@ -61,9 +45,8 @@ def write(source: Source, records_path: Path, failures: Path, path: Path, sums: 
         noted += np.bincount(sample[is_noted], minlength=len(names))
         costs = batch.column("cost").to_numpy()
         np.add.at(cost_of_shard, shard[shard >= 0], costs[shard >= 0])
-    seconds_a_cost = np.array([_seconds(receipt) for receipt in source.receipts]) / np.maximum(
-        cost_of_shard, 1
-    )
+    seconds_of_shard = np.array([_seconds(receipt) for receipt in source.receipts])
+    seconds_a_cost = seconds_of_shard / np.maximum(cost_of_shard, 1)
     seconds = np.zeros(len(names))
     for batch in read_records(records_path, [SAMPLE, "shard", "cost"]):
         sample, shard = _numbers(batch, names), source.shard_numbers(batch)

@@ -15,7 +15,6 @@ from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
 from featuremill.store.delivery import Accounts, Written
 from featuremill.store.receipt import Receipt
-from featuremill.store.results import Results
 
 
 class Source(Protocol):
@@ -32,7 +31,8 @@ class Source(Protocol):
         """The receipt of each shard of the plan; None where it is pending."""
 
     def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Return the index into the plan's shards of each row of records.parquet."""
+        """Return the index into the plan's shards of each row of records.parquet; -1 where it has
+        none."""
 
     def account(self, table: Path, fasta: Path) -> Accounts:
         """Write `table` and `fasta` and return how many records are ok, failed, and so on."""
@@ -43,27 +43,15 @@ class Source(Protocol):
         """Write the outputs; return each one's size and sha256."""
 
 
-class InInputOrder:
+class InInputOrder(Gatherer):
     """The rows in the order of the input: sorted out of the parts."""
 
     keys = frozenset[str]()
 
-    def __init__(self, folder: Results, shards: Sequence[str], gatherer: Gatherer) -> None:
-        self._folder, self._shards, self._gatherer = folder, shards, gatherer
-        self.samples, self.scratch = gatherer.samples, gatherer.scratch
-        self.rows_of_shard = gatherer.survey.rows_of_shard
-
-    @property
-    def receipts(self) -> Sequence[Receipt | None]:
-        return self._gatherer.receipts
-
-    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        return self._gatherer.shard_numbers(rows)
-
     def account(self, table: Path, fasta: Path) -> Accounts:
-        return account(self._gatherer, self._folder, self._shards, table, fasta)
+        return account(self, table, fasta)
 
     def write(
         self, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int
     ) -> dict[str, Written]:
-        return delivery.write(self._gatherer, paths, provenance, num_ok, self._folder.root)
+        return delivery.write(self, paths, provenance, num_ok, self.folder.root)

@@ -44,54 +44,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
     """Add what `featuremill store` can do; return the parsers of that."""
     _add_store(parser)
     acts = parser.add_subparsers(dest="act", metavar="add|export|import|remove")
-    return [_add_add(acts), _add_export(acts), _add_import(acts), _add_remove(acts)]
+    adds = _act(acts, "add", "add the finished parts of a run to the store")
+    add_runs(adds)
+    says = "write a data set that others import: Parquet files and a card for each recipe"
+    exports = _act(acts, "export", says)
+    exports.add_argument("folder", type=Path, help="where a folder for each recipe goes")
+    exports.add_argument("--recipe", default="", help="only this one; its first letters will do")
+    exports.add_argument("--licence", default="", help="of the weights, for the card")
+    imports = _act(acts, "import", "import a data set of export, or vectors that others published")
+    help = "folder of an export; HDF5 of UniProt or bio_embeddings; fair-esm's .pt files"
+    imports.add_argument("source", type=Path, help=help)
+    imports.add_argument("--fasta", type=Path, help="the sequences of published vectors")
+    help = "who published them, of which model and release: all that is known of them"
+    imports.add_argument("--declared", default="", metavar="TEXT", help=help)
+    imports.add_argument("--layer", type=int, help="of fair-esm's files (default: the last)")
+    removes = _act(acts, "remove", "list the parts of yours that no run refers to, and remove them")
+    help = "only parts of this recipe; its first letters will do"
+    removes.add_argument("--recipe", help=help)
+    help = "only what no run has read for so many days"
+    removes.add_argument("--unread-days", type=int, default=0, metavar="N", help=help)
+    removes.add_argument("--yes", action="store_true", help="remove them; without this, only list")
+    return [adds, exports, imports, removes]
+
+
+def _act(acts: Acts, name: str, says: str) -> argparse.ArgumentParser:
+    parser = acts.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
+    _add_store(parser)
+    return parser
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
     help = "the store's folder (default: the first of FEATUREMILL_STORE)"
     parser.add_argument("--store", default=argparse.SUPPRESS, help=help)
-
-
-def _add_add(acts: Acts) -> argparse.ArgumentParser:
-    says = "add the finished parts of a run to the store"
-    parser = acts.add_parser("add", help=says, description=f"{says[0].upper()}{says[1:]}.")
-    add_runs(parser)
-    _add_store(parser)
-    return parser
-
-
-def _add_export(acts: Acts) -> argparse.ArgumentParser:
-    says = "write a data set that others import: Parquet files and a card for each recipe"
-    parser = acts.add_parser("export", help=says, description=f"{says[0].upper()}{says[1:]}.")
-    parser.add_argument("folder", type=Path, help="where a folder for each recipe goes")
-    _add_store(parser)
-    parser.add_argument("--recipe", default="", help="only this one; its first letters will do")
-    parser.add_argument("--licence", default="", help="of the weights, for the card")
-    return parser
-
-
-def _add_import(acts: Acts) -> argparse.ArgumentParser:
-    says = "import a data set of export, or vectors that others published"
-    parser = acts.add_parser("import", help=says, description=f"{says[0].upper()}{says[1:]}.")
-    help = "folder of an export; HDF5 of UniProt or bio_embeddings; fair-esm's .pt files"
-    parser.add_argument("source", type=Path, help=help)
-    _add_store(parser)
-    parser.add_argument("--fasta", type=Path, help="the sequences of published vectors")
-    help = "who published them, of which model and release: all that is known of them"
-    parser.add_argument("--declared", default="", metavar="TEXT", help=help)
-    parser.add_argument("--layer", type=int, help="of fair-esm's files (default: the last)")
-    return parser
-
-
-def _add_remove(acts: Acts) -> argparse.ArgumentParser:
-    says = "list the parts of yours that no run refers to, and remove them"
-    parser = acts.add_parser("remove", help=says, description=f"{says[0].upper()}{says[1:]}.")
-    _add_store(parser)
-    parser.add_argument("--recipe", help="only parts of this recipe; its first letters will do")
-    help = "only what no run has read for so many days"
-    parser.add_argument("--unread-days", type=int, default=0, metavar="N", help=help)
-    parser.add_argument("--yes", action="store_true", help="remove them; without this, only list")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -222,12 +206,8 @@ def add(store: Path, folder: Results) -> None:
             counts[shared.publish(store, plan.recipe, settings, part.path, part.receipt)] += 1
         shown.at(number, len(plan.shards))
     keep_index(store, plan.recipe)
-    log.info(
-        "%s: %s added, %s there already",
-        folder.root,
-        counted(counts[True], "part"),
-        f"{counts[False]:,}",
-    )
+    added, there = counted(counts[True], "part"), f"{counts[False]:,}"
+    log.info("%s: %s added, %s there already", folder.root, added, there)
 
 
 def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
@@ -272,19 +252,15 @@ def _leftovers(store: Path) -> list[Path]:
     again."""
     now, own = time.time(), shared.own_folder(store)
     unnamed = [path for path in store.glob(".*") if path.name.startswith(f".{own.name}.")]
-    lone = [
-        shelf.lone_receipts() for shelf in shared.all_shelves(store) if shelf.folder.parent == own
-    ]
+    shelves = (shelf for shelf in shared.all_shelves(store) if shelf.folder.parent == own)
+    lone = itertools.chain.from_iterable(shelf.lone_receipts() for shelf in shelves)
     temporary = [
         path
-        for path in (*own.rglob(".*"), *unnamed, *itertools.chain.from_iterable(lone))
+        for path in (*own.rglob(".*"), *unnamed, *lone)
         if now - _last_written(path) > OLD_SECONDS
     ]
-    copies = [
-        path
-        for path in shared.index_copies(store)
-        if now - path.stat().st_mtime > UNREAD_DAYS * 86_400
-    ]
+    oldest = now - UNREAD_DAYS * 86_400
+    copies = [path for path in shared.index_copies(store) if path.stat().st_mtime < oldest]
     return temporary + copies
 
 

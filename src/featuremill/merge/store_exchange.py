@@ -75,15 +75,14 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
     columns: list[str] = []
     shown = Progress(log, f"exporting {recipe[:8]}", "parts")
     good = _good_parts(shelves)
-    for count, (path, rows) in enumerate(_rows_to_give(good), 1):
-        part, receipt = good[path.stem], good[path.stem].receipt
+    for count, (part, rows) in enumerate(_rows_to_give(good), 1):
         columns = part.values.names
-        name = f"{path.stem}.parquet"
+        name = f"{part.path.stem}.parquet"
         schema = pa.schema([part_schema(part.values).field("sha256"), *part.values])
         with pq.ParquetWriter(to / name, schema, compression="zstd") as file:
-            for block in _blocks(_these(part, rows), schema):
+            for block in _blocks(_rows_of(part, rows), schema):
                 file.write_table(block)
-        files[name] = {"sha256": sha256_of(to / name), "receipt": receipt.as_json()}
+        files[name] = {"sha256": sha256_of(to / name), "receipt": part.receipt.as_json()}
         num_records += len(rows)
         shown.at(count)
     card = {
@@ -105,7 +104,7 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
         log.warning("the card names no licence of the weights; --licence adds it.")
 
 
-def _these(part: Part, rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _rows_of(part: Part, rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
     """Yield sha256 and values of these rows of the part's shard, in the order of the part."""
     wanted = np.sort(part.row_numbers()[rows])
     first = 0
@@ -145,8 +144,8 @@ def _good_parts(shelves: Sequence[shared.Shelf]) -> dict[str, Part]:
     return parts
 
 
-def _rows_to_give(good: Mapping[str, Part]) -> Iterator[tuple[Path, npt.NDArray[np.int64]]]:
-    """Yield the paths of the `good` parts, each with the rows that no earlier part has."""
+def _rows_to_give(good: Mapping[str, Part]) -> Iterator[tuple[Part, npt.NDArray[np.int64]]]:
+    """Yield the `good` parts, each with the rows that no earlier part has."""
     paths = {name: part.path for name, part in good.items()}
     numbers = {name: number for number, name in enumerate(paths)}
     with tempfile.TemporaryDirectory() as scratch:
@@ -161,9 +160,9 @@ def _rows_to_give(good: Mapping[str, Part]) -> Iterator[tuple[Path, npt.NDArray[
             part, row = part[is_first], row[is_first]
             for number in np.unique(part).tolist():
                 rows_of[number].append(row[part == number])
-    for path, rows in zip(paths.values(), rows_of, strict=True):
+    for each, rows in zip(good.values(), rows_of, strict=True):
         if rows:
-            yield path, np.sort(np.concatenate(rows)).astype(np.int64)
+            yield each, np.sort(np.concatenate(rows)).astype(np.int64)
 
 
 # ---- import ----

@@ -47,9 +47,8 @@ class Writer:
         row = sum(kind.list_size * kind.value_type.bit_width // 8 for kind in kinds.values())
         texts = sum(map(len, target.provenance.values())) + (len(first) + 8) * width
         self._file = ReservedFile(target.path, 2 * texts + BYTES_A_TEXT * (width + 100))
-        self._file.need(
-            target.num_rows * (row + BYTES_A_TEXT * (len(target.about) + 1 + len(target.samples)))
-        )
+        num_texts = len(target.about) + 1 + len(target.samples)
+        self._file.need(target.num_rows * (row + BYTES_A_TEXT * num_texts))
         root = _mark(self._file.root, "anndata")
         self._matrices = {
             name: _array(root if name == first else root.require_group("obsm"), key, shape, dtype)
@@ -70,7 +69,11 @@ class Writer:
         self._samples, self._own = target.samples, own
         var = _frame(root, "var", "feature", [])
         _array(var, "feature", (width,), TEXT)[:] = [f"{first}_{n}" for n in range(width)]
-        _describe(root, {**target.provenance, "X": first})
+        uns = _mark(root.create_group("uns"), "dict")
+        about = _mark(uns.create_group("featuremill"), "dict")
+        for key, value in {**target.provenance, "X": first}.items():
+            text = about.create_dataset(key, (), TEXT, data=value, track_times=False)
+            _mark(text, "string")
         self._num_rows = 0
 
     def write(self, block: pa.Table) -> None:
@@ -130,11 +133,3 @@ def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
     frame.attrs["_index"] = index
     frame.attrs["column-order"] = np.array(columns, TEXT)
     return frame
-
-
-def _describe(root: Any, provenance: dict[str, str]) -> None:
-    from featuremill.kit.hdf5 import TEXT
-
-    group = _mark(_mark(root.create_group("uns"), "dict").create_group("featuremill"), "dict")
-    for key, value in provenance.items():
-        _mark(group.create_dataset(key, (), TEXT, data=value, track_times=False), "string")

@@ -46,15 +46,13 @@ class Writer:
         self._kinds = {name: target.values.field(name).type for name in self._columns}
         self._num_rows = target.num_rows
         self._metadata = {**target.provenance, "columns": ",".join(self._columns)}
-        row_bytes = [
-            kind.list_size * kind.value_type.bit_width // 8 for kind in self._kinds.values()
-        ]
-        edges = [0, *accumulate(size * target.num_rows for size in row_bytes)]
+        kinds = self._kinds.values()
+        sizes = (kind.list_size * kind.value_type.bit_width // 8 for kind in kinds)
+        edges = [0, *accumulate(size * target.num_rows for size in sizes)]
         self._starts = dict(zip([*self._columns, IDS], edges, strict=True))
         longest = len(self._header(LARGEST))
-        self._data = (
-            8 + longest + -longest % 8
-        )  # behind the length; numbers begin at a multiple of 8
+        # Behind the length; numbers begin at a multiple of 8.
+        self._data = 8 + longest + -longest % 8
         self._ends = dict(self._starts)
         self._file = target.path.open("wb")
 

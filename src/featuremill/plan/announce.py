@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from featuremill.base.change import in_words
 from featuremill.base.devices import Device
-from featuremill.base.words import counted, human_bytes, in_units, plain_duration
+from featuremill.base.words import counted, human_bytes, in_units, in_words, plain_duration
 from featuremill.config.products import changes_of_settings
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Sizing
@@ -69,9 +68,8 @@ def _again(folder: Results, plan: Plan, last: Plan, sizing: Sizing) -> str:
     changes = in_words(changes_of_settings(last.settings, plan.settings))
     records = counted(num_left, "distinct record")
     have = "is" if num_left == 1 else "are"
-    return f"other values are asked for ({changes}): {records} {have} computed again" + (
-        _time(folder, plan, sizing)
-    )
+    time = _time(folder, plan, sizing)
+    return f"other values are asked for ({changes}): {records} {have} computed again{time}"
 
 
 def _taken(plan: Plan) -> str:

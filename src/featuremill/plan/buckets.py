@@ -42,7 +42,7 @@ class Bucket:
 
     def __init__(self, folders: Sequence[Path], number: int) -> None:
         paths = [bucket_path(folder, number) for folder in folders]
-        tables = [_mapped(path) for path in paths if path.exists()]
+        tables = [mapped(path) for path in paths if path.exists()]
         table = pa.concat_tables([BUCKET.empty_table(), *tables])
         buffers = [each.buffers() for each in table["payload"].chunks]
         self._views = [(memoryview(o).cast("q"), memoryview(letters)) for _, o, letters in buffers]
@@ -102,7 +102,7 @@ def buckets_of(folders: Sequence[Path]) -> list[int]:
     ]
 
 
-def _mapped(path: Path) -> pa.Table:
+def mapped(path: Path) -> pa.Table:
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_stream(source).read_all()
 
@@ -159,25 +159,6 @@ def _append(to: Path, waiting: list[npt.NDArray[np.void]]) -> None:
                 file.write(keys[start:end].tobytes())
 
 
-class Holders(NamedTuple):
-    """Which rows of old shards hold records of a bucket; in the order of the shards."""
-
-    position: Integers
-    """The positions of the distinct records in the bucket."""
-    keys: npt.NDArray[np.void]
-
-
-def holders(bucket: Bucket, to: Path, number: int, among: npt.NDArray[np.bool_]) -> Holders:
-    """Return what the old shards for which `among` is true hold of the bucket."""
-    path = _old_path(to, number)
-    keys = np.fromfile(path, OLD_KEY) if path.exists() else np.empty(0, OLD_KEY)
-    keys = keys[among[keys["shard"]]]
-    position = np.searchsorted(bucket.sha256, keys["sha256"])
-    is_there = position < len(bucket.sha256)
-    is_there[is_there] = bucket.sha256[position[is_there]] == keys["sha256"][is_there]
-    return Holders(position[is_there], keys[is_there])
-
-
 class OldShards(NamedTuple):
     """The old shards of a run: their keys, which of them stay, and which are not computed."""
 
@@ -189,17 +170,24 @@ class OldShards(NamedTuple):
     """Whether each is not computed yet: then a store's values are preferred. The last entry is for
     NOWHERE (-1), and is True."""
 
+    def held(self, bucket: Bucket, number: int) -> tuple[Integers, npt.NDArray[np.void]]:
+        """Return the positions of the bucket's distinct records that kept shards hold, and their
+        keys there, in the order of the shards."""
+        path = _old_path(self.keys, number)
+        keys = np.fromfile(path, OLD_KEY) if path.exists() else np.empty(0, OLD_KEY)
+        keys = keys[self.kept[keys["shard"]]]
+        position = np.searchsorted(bucket.sha256, keys["sha256"])
+        is_there = position < len(bucket.sha256)
+        is_there[is_there] = bucket.sha256[position[is_there]] == keys["sha256"][is_there]
+        return position[is_there], keys[is_there]
+
     def homes(self, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
         """Return the shard and row of each distinct record of the bucket, as `LOCATION`."""
         locations = np.full(len(bucket.sha256), NOWHERE, LOCATION)
-        position, keys = holders(bucket, self.keys, number, self.kept)
+        position, keys = self.held(bucket, number)
         for name in LOCATION.names or ():
             locations[name][position] = keys[name]  # of several shards, the last one counts
         return locations
-
-    def to_look_up(self, bucket: Bucket, number: int) -> Integers:
-        """Return the positions of the distinct records that no computed shard has."""
-        return np.flatnonzero(self.not_computed[self.homes(bucket, number)["shard"]])
 
 
 def _old_path(folder: Path, number: int) -> Path:

@@ -25,12 +25,11 @@ from featuremill.base.words import counted
 from featuremill.config import Run, products, read, read_run
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
-from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
-from featuremill.plan.needed_memory import too_large
+from featuremill.plan.needs import too_large
 from featuremill.plan.processes import Processes
-from featuremill.plan.reading import Spooled, read_records
+from featuremill.plan.reading import Spooled, read_records, refuse_nucleotides
 from featuremill.plan.records import write_records
 from featuremill.plan.shard_cost import Cut, Sizing, is_better
 from featuremill.plan.shards import Cutter
@@ -127,7 +126,7 @@ def plan(
     folder.store.mkdir(parents=True, exist_ok=True)
     say = partial(log.info, "another job is at this run; waiting")
     with locked(folder.store / "plan.lock", say):
-        last = None if replan else Plan.find(folder.store / "plan.json")
+        last = None if replan else Plan.find(folder.kept_plan)
         remove_left(folder.store / "spool")
         with (
             scratch(folder.store / "spool") as spool_folder,
@@ -136,7 +135,7 @@ def plan(
             planning = Planning(folder, config, options, sizing, last, processes, spool_folder)
             planned = planning.write()
         result, why_cut, read = planned
-        result.write(folder.store / "plan.json")
+        result.write(folder.kept_plan)
         ours.write_json(folder.plan, result.content())
         seen = {i.path: state.Seen(sha256=i.sha256, looks=read[i.path]) for i in result.inputs}
         state.State(config={}, inputs=seen).write(state.planned_inputs(folder.root))
@@ -154,7 +153,6 @@ class Assigned(NamedTuple):
     stores: Sequence[Path]
     """Stores of several runs, the first of which is written."""
     offer: Offer
-    """The records that the stores have."""
     has_new: bool
     """Whether shards were cut that the last plan has not."""
     why: str
@@ -173,7 +171,6 @@ class Planning(NamedTuple):
     """The plan before, whose shards stay where that is possible."""
     processes: Processes
     scratch: Path
-    """A folder for as long as it takes."""
 
     def write(self) -> Planned:
         """Write shards and records.parquet; return the plan, which is not written yet."""
@@ -183,7 +180,7 @@ class Planning(NamedTuple):
         spooled, inputs, read = self._read(sheet)
         repeats = spooled.repeats
         if spooled.tally.is_nucleotides:
-            nucleotides.refuse(self.run.named, log)
+            refuse_nucleotides(self.run.named, log)
         cut = self._cut(spooled)
         write_records(
             self.folder.records,

@@ -29,8 +29,8 @@ from featuremill.base.tsv import TsvWriter, cell
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
 from featuremill.inputs.samples import is_sheet
-from featuremill.plan import nucleotides
 from featuremill.plan.command import RESERVED
+from featuremill.plan.reading import refuse_nucleotides
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, ours
 from featuremill.store.formats import Kind, format_of, kind_of
@@ -40,6 +40,7 @@ from featuremill.workload import (
     plugin_errors,
     refuse_without_packages,
     weights,
+    workloads,
 )
 
 COMMENT_WIDTH = 96
@@ -59,16 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="FASTA, table, …; of several, or a folder of them, each is a sample",
     )
-    parser.add_argument(
-        "--output", type=Path, help="config to write; default: named like the input"
-    )
+    parser.add_argument("--output", type=Path, help="config to write; default: named as the input")
     parser.add_argument(
         "--model", help="network to use; default: one that is on this machine, else the bundled one"
     )
     parser.add_argument(
         "--workload",
         default=config.Config.model_fields["workload"].default,
-        help="what to compute; default: %(default)s",
+        help=f"what to compute: {', '.join(workloads())}; default: %(default)s",
     )
     for column in ("id", "sequence"):
         parser.add_argument(
@@ -114,7 +113,7 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
     """Return the files of a folder that can be read, in the order of their names; of a file, it."""
     if not path.is_dir():
         return [path]
-    known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
+    known = {*inputs.COMPRESSED, *inputs.SUFFIXES}
     files = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
     if readable := [file for file in files if opens_any or file.suffix.lower() in known]:
         return readable
@@ -122,7 +121,6 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
 
 
 def _sheet(paths: Sequence[Path], opens_any: bool) -> str:
-    """Return a sheet with a sample for each of the files, called like it."""
     of_name: dict[str, Path] = {}
     for path in paths:
         other = of_name.setdefault(_run_name(path, opens_any), path)
@@ -166,11 +164,8 @@ def _write(
     with _placed(output), ours.keeping_old(output) as temporary:
         temporary.write_text(text, "utf-8")
     todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
-    if not unfilled or "model" in settings["options"]:
-        caution = weights.caution_of(checked.workload, checked.options)
-    else:
-        caution = ""
-    if caution:
+    has_model = not unfilled or "model" in settings["options"]
+    if has_model and (caution := weights.caution_of(checked.workload, checked.options)):
         log.warning("%s", caution)
     wrote = " and ".join(filter(None, [records.get("samples"), str(output)]))
     log.info("wrote %s; %s: %s", wrote, todo, command_line.first(output))
@@ -206,7 +201,7 @@ def _look(checked: config.Run) -> Survey:
             f"{survey.lengths.total():,}",
         )
     if survey.tally.is_nucleotides:
-        nucleotides.refuse(list(map(str, paths)), log)
+        refuse_nucleotides(list(map(str, paths)), log)
     return survey
 
 
@@ -360,12 +355,7 @@ def _scalar(value: Any) -> str:
 def _run_name(path: Path, is_of_any_format: bool) -> str:
     """Return a run's name made of the file's: without known suffixes, or the last one of a format
     that only the workload knows, with plain letters."""
-    known = {
-        ".yaml",
-        ".yml",
-        *inputs.COMPRESSED,
-        *(s for format in inputs.FORMATS for s in format.suffixes),
-    }
+    known = {".yaml", ".yml", *inputs.COMPRESSED, *inputs.SUFFIXES}
     stem = path
     while stem.suffix.lower() in known:
         stem = stem.with_suffix("")

@@ -1,4 +1,5 @@
-"""What a planned run is going to write, estimated: parts that are not there yet, and results."""
+"""What a planned run needs, estimated: the disk for its missing parts and its results, and the
+memory of a job, by the options' batches and by a record that fills one alone."""
 
 from __future__ import annotations
 
@@ -6,12 +7,16 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from featuremill.base.devices import Device
+from featuremill.base.this_process import free_memory_mb
+from featuremill.config import Run
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
 from featuremill.store.formats import files_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.store.row_order import will_be_by_shard
+from featuremill.workload import EstimatesMemory, Weights, optional, plugin_errors
 
 COUNTING_RESIDUES = ("tokens", "residues")
 """Units that count residues: the cost of a shard is at least its number of residue vectors."""
@@ -52,9 +57,8 @@ def _beyond_existing(need: Need) -> Need:
     """Return what is needed beyond the old result, which the workflow removes before it merges."""
     path = need.folder / need.what
     sizes = [file.stat().st_size for file in (files_of(path) if path.exists() else ())]
-    return need._replace(
-        num_bytes=max(0, need.num_bytes - sum(sizes)), num_files=max(0, need.num_files - len(sizes))
-    )
+    num_bytes = max(0, need.num_bytes - sum(sizes))
+    return need._replace(num_bytes=num_bytes, num_files=max(0, need.num_files - len(sizes)))
 
 
 def _missing_part_bytes(folder: Results, plan: Plan, values: pa.Schema) -> int:
@@ -69,3 +73,30 @@ def _missing_part_bytes(folder: Results, plan: Plan, values: pa.Schema) -> int:
         begun = journal.stat().st_size if journal.exists() else 0
         missing += max(0, disk_space.stored_bytes(values, shard.records, residues) - begun)
     return missing
+
+
+def memory_mb(run: Run, device: Device, weights: Weights | None, costliest: int = 0) -> int:
+    """Return a job's peak memory in MiB if its costliest record costs that; 0 if it is unknown."""
+    workload, name = run.module, run.workload
+    if not (weights and isinstance(workload, EstimatesMemory)):
+        return 0
+    # Not the settings', which lack the options that no recipe holds.
+    options = plugin_errors.resolved(name, workload, run.options, device, weights)
+    batch_cost = max(workload.batch_cost(options, device), costliest)
+    return workload.memory_mb(options, device, weights, batch_cost)
+
+
+def too_large(run: Run, device: Device, weights: Weights | None, plan: Plan) -> str:
+    """Return advice if batches fit the device and the costliest record alone does not. Return ""
+    otherwise, or if the memory is unknown."""
+    on_cpu, cost = device.kind == "cpu", plan.lengths.costliest
+    has_mb = free_memory_mb() if on_cpu else run.gpus * device.memory_mb
+    needed_mb = memory_mb(run, device, weights, cost)
+    if not has_mb or needed_mb <= has_mb or memory_mb(run, device, weights) > has_mb:
+        return ""
+    remedy = optional(run.module, "REMEDIES").get("shorter records")
+    return (
+        f"the longest record is a batch of {cost:,} {plan.cost_unit} alone, which takes about "
+        f"{needed_mb:,} MB; {device.name} has {has_mb:,} MB{' free' * on_cpu}. If it fails, the "
+        f"others are computed; {f'set {remedy}, or ' if remedy else ''}take a larger device."
+    )

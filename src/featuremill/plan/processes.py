@@ -50,7 +50,9 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self._kill()
         for process in self._processes:
-            process.close()
+            process.tasks.close()
+            process.answers.close()
+            process.handle.join()
         self._processes = []
 
     @property
@@ -79,21 +81,22 @@ class Processes:
         number = -1
         try:
             for process, each in zip(self._processes, arguments, strict=True):
-                process.send((function, each, True))
+                process.tasks.send((function, each, True))
             for number, value in enumerate(stream):
-                self._processes[number % len(self._processes)].send(value)
+                # Waits while the pipe is full.
+                self._processes[number % len(self._processes)].tasks.send(value)
         except BrokenPipeError:  # one has failed, and its answer says how
             pass
         except KNOWN as error:
             failed.append((number + 1, error))
         results = []
-        for place, process in enumerate(self._processes):
+        for position, process in enumerate(self._processes):
             with contextlib.suppress(BrokenPipeError):
-                process.send(None)
+                process.tasks.send(None)
             try:
                 results.append(process.answer())
             except KNOWN as error:  # that of the first value that fails, as of one process
-                failed.append((place + len(self._processes) * process.num_done, error))
+                failed.append((position + len(self._processes) * process.num_done, error))
         if failed:
             raise min(failed, key=lambda each: each[0])[1]
         return results
@@ -116,7 +119,7 @@ class Processes:
         process = self._idle.get()
         try:
             with contextlib.suppress(BrokenPipeError):
-                process.send((function, arguments, False))
+                process.tasks.send((function, arguments, False))
             return process.answer()
         finally:
             self._idle.put(process)
@@ -130,25 +133,16 @@ class _Process:
     def __init__(self) -> None:
         self.num_done = 0
         """Values of a stream that were done when the answer came."""
-        their_tasks, self._tasks = SPAWN.Pipe(duplex=False)
-        self._answers, their_answers = SPAWN.Pipe(duplex=False)
-        self.handle = SPAWN.Process(
-            target=_work, args=(their_tasks, their_answers, os.getpid()), daemon=True
-        )
+        their_tasks, self.tasks = SPAWN.Pipe(duplex=False)
+        self.answers, their_answers = SPAWN.Pipe(duplex=False)
+        arguments = their_tasks, their_answers, os.getpid()
+        self.handle = SPAWN.Process(target=_work, args=arguments, daemon=True)
         # The first process also starts multiprocessing's own, after which nothing is blocked.
         resource_tracker.ensure_running()
         with this_process.starting_child():
             self.handle.start()
         their_tasks.close()
         their_answers.close()
-
-    def send(self, value: Any) -> None:
-        """Give the process a task or a value of its stream; waits while its pipe is full.
-
-        Raises:
-            BrokenPipeError: it has failed, and its answer says how.
-        """
-        self._tasks.send(value)
 
     def answer(self) -> Any:
         """Return what the task returned; raise what it raised.
@@ -157,18 +151,13 @@ class _Process:
             ChildProcessError: when the process is gone.
         """
         try:
-            answer, is_error, self.num_done = self._answers.recv()
+            answer, is_error, self.num_done = self.answers.recv()
         except EOFError:
             self.handle.join()
             raise ChildProcessError(_exit_message(self.handle.exitcode or 0)) from None
         if is_error:
             raise answer
         return answer
-
-    def close(self) -> None:
-        self._tasks.close()
-        self._answers.close()
-        self.handle.join()
 
 
 @contextlib.contextmanager
@@ -201,15 +190,19 @@ def _work(tasks: Connection, answers: Connection, parent: int) -> None:
     while (task := _next(tasks)) is not None:
         function, arguments, has_stream = task
         numbers = itertools.count()
-        stream = (map(_first, iter(partial(_next, tasks), None), numbers),) if has_stream else ()
-        answer, is_error = _done(function, (*arguments, *stream))
+        values = iter(partial(_next, tasks), None)
+        stream = (value for value, _ in zip(values, numbers, strict=False))
+        is_error = True
+        try:
+            answer = function(*arguments, stream) if has_stream else function(*arguments)
+            is_error = False
+        except KNOWN as error:
+            answer = error
+        except Exception:
+            answer = RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}")
         answers.send((answer, is_error, next(numbers) - 1))
         if is_error:
             return
-
-
-def _first(value: Any, _number: int) -> Any:
-    return value
 
 
 def _next(pipe: Connection) -> Any:
@@ -218,16 +211,6 @@ def _next(pipe: Connection) -> Any:
         return pipe.recv()
     except EOFError:
         return None
-
-
-def _done(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, bool]:
-    """Return what the function returned, or its error, and whether it is one."""
-    try:
-        return function(*arguments), False
-    except KNOWN as error:
-        return error, True
-    except Exception:
-        return RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}"), True
 
 
 def _exit_message(status: int) -> str:

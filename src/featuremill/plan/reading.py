@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -15,14 +15,16 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from featuremill.base.environment import AS_PROTEINS
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.base.reasons import CONFLICT, kind_of
 from featuremill.base.text import clipped
 from featuremill.config import Run
+from featuremill.config.project import proteins_of
 from featuremill.inputs import Stream
 from featuremill.inputs.samples import Sheet
-from featuremill.plan import conflicts, repeats
+from featuremill.plan import repeats
 from featuremill.plan.processes import Processes
 from featuremill.plan.records import Rows
 from featuremill.plan.repeats import Ordinals
@@ -70,7 +72,7 @@ class Spooled:
         """
         repeated = repeats.find(self.rows, [ids_path(folder) for folder in self.folders])
         if repeated.conflicts:
-            conflicts.refuse(self.folders, self.rows, repeated.conflicts, self.tally)
+            repeats.refuse(self.folders, self.rows, repeated.conflicts, self.tally)
             self.rows = Rows(self.folders)
         if self.tally.records == self.tally.refused:
             raise UserError(self._nothing_left(repeated.conflicts))
@@ -178,13 +180,17 @@ class _Once:
             begin, times = self._kept[file]
             self._file.seek(begin)
             for _ in range(times):
-                yield _from_line(self._file.readline())
+                fields = json.loads(self._file.readline())
+                yield Record(**fields | {"payload": fields["payload"].encode("latin-1")})
             return
         begin, times = self._file.seek(0, os.SEEK_END), 0
         self._ahead = self._ahead or next(self._records, None)
         while self._ahead and self._ahead.source == file:
             if file in self._shared:
-                self._file.write(_as_line(self._ahead))
+                payload = self._ahead.payload.decode("latin-1")
+                fields = self._ahead._asdict() | {"payload": payload}
+                # A reader may give NumPy's whole numbers.
+                self._file.write(json.dumps(fields, default=int).encode() + b"\n")
                 times += 1
             yield self._ahead
             self._ahead = next(self._records, None)
@@ -203,15 +209,23 @@ class _Once:
             )
 
 
-def _as_line(record: Record) -> bytes:
-    fields = record._asdict() | {"payload": record.payload.decode("latin-1")}
-    # A reader may give NumPy's whole numbers.
-    return json.dumps(fields, default=int).encode() + b"\n"
+def refuse_nucleotides(paths: Sequence[str], log: logging.Logger) -> None:
+    """Refuse inputs that look like nucleotides, or only warn where the user says what they are.
 
-
-def _from_line(line: bytes) -> Record:
-    fields = json.loads(line)
-    return Record(**fields | {"payload": fields["payload"].encode("latin-1")})
+    Raises:
+        UserError: unless the user set `FEATUREMILL_AS_PROTEINS=1`.
+    """
+    problem = "most of the records look like nucleotides, not proteins"
+    if AS_PROTEINS.value():
+        log.warning("%s; continuing, as %s=1 is set", problem, AS_PROTEINS)
+        return
+    instead = ""
+    if commands := proteins_of(paths):
+        instead = f"translate them first: {commands[0]}, and then featuremill init {commands[1]}; "
+    raise UserError(
+        f"{', '.join(paths[:3])}: {problem}; {instead}{AS_PROTEINS}=1 takes them for proteins all "
+        "the same."
+    )
 
 
 def with_progress(chunks: Iterable[Lot]) -> Iterator[Lot]:

@@ -68,13 +68,8 @@ class Rows:
     def _in_order(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches as they were dealt; read and not mapped, to leave no pages behind."""
         with ExitStack() as stack:
-            readers = [
-                stack.enter_context(
-                    pa.ipc.open_stream(stack.enter_context(pa.OSFile(str(path), "rb")))
-                )
-                for path in self._paths
-            ]
-            for reader in itertools.cycle(readers):
+            files = [stack.enter_context(pa.OSFile(str(path), "rb")) for path in self._paths]
+            for reader in itertools.cycle(map(pa.ipc.open_stream, files)):
                 batch = next(reader, None)
                 if batch is None:  # dealt in turn: nobody has another one
                     return
@@ -82,7 +77,7 @@ class Rows:
 
     def take(self, ordinals: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """Return `columns` of the rows with these ordinals, which ascend."""
-        batches, starts = self._mapped
+        batches, starts = self.mapped
         schema = pa.schema([ROWS.field(name) for name in columns])
         edges = np.searchsorted(ordinals, starts)
         pieces = [
@@ -92,13 +87,8 @@ class Rows:
         ]
         return pa.Table.from_batches(pieces, schema)
 
-    def numbered(self) -> list[tuple[int, pa.RecordBatch]]:
-        """Return all batches in input order, memory-mapped, each with the ordinal of its start."""
-        batches, starts = self._mapped
-        return list(zip(starts.tolist(), batches, strict=True))
-
     @cached_property
-    def _mapped(self) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
+    def mapped(self) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
         """All batches in input order, memory-mapped, and the ordinal at which each one starts."""
         streams = []
         for path in self._paths:
@@ -144,9 +134,8 @@ def write_records(
             low, high = np.searchsorted(repeats, [start, end])
             status = np.where(is_refused, REFUSED, PLANNED)
             status[repeats[low:high] - start] = DUPLICATE
-            shard = pa.DictionaryArray.from_arrays(
-                pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED), names
-            )
+            number = pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED)
+            shard = pa.DictionaryArray.from_arrays(number, names)
             writer.write_table(_block(schema, block, start, status, shard, where["row"], keys))
             start = end
             shown.at(start, len(locations))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.base.reasons import CONFLICT
+from featuremill.base.reasons import CONFLICT, head_of
+from featuremill.plan.buckets import mapped
 from featuremill.plan.records import Rows
-from featuremill.plan.spool import ID_KEY
+from featuremill.plan.spool import BUCKET, ID_KEY, ROWS, Tally, bucket_path, rows_path
 
 KEYS_A_PASS = 4_000_000
 """Keys held in memory at once (16 bytes each); more keys take more passes over the files."""
@@ -25,7 +26,7 @@ KEY = ("id", "owner", "sha256")
 Ordinals = npt.NDArray[np.int64]
 
 
-class Found(NamedTuple):
+class Repeated(NamedTuple):
     """The rows whose id occurs several times: repeated rows and conflicting rows."""
 
     repeats: Ordinals
@@ -34,12 +35,12 @@ class Found(NamedTuple):
     """Rows whose id stands for different payloads, each with the reason to refuse it."""
 
 
-def find(rows: Rows, ids_paths: Sequence[Path]) -> Found:
+def find(rows: Rows, ids_paths: Sequence[Path]) -> Repeated:
     """Return the rows whose id occurs several times, as repeats or as conflicts."""
     conflicts: dict[int, str] = {}
     rows_of_block = [_repeats(rows, *block, conflicts) for block in same_hash(ids_paths)]
     repeats = np.sort(np.concatenate(rows_of_block)) if rows_of_block else np.empty(0, np.int64)
-    return Found(repeats, conflicts)
+    return Repeated(repeats, conflicts)
 
 
 def _repeats(
@@ -125,3 +126,65 @@ def _keys(
             block = keys[start : start + KEYS_A_BLOCK]
             pieces.append(block[block["hash"] // step == number])
     return np.concatenate(pieces)
+
+
+def refuse(folders: Sequence[Path], rows: Rows, reasons: Mapping[int, str], tally: Tally) -> None:
+    """Refuse the rows whose ordinals `reasons` has, in what is spooled and in the `tally`.
+
+    Their buckets, and all rows, are written again. That is rare, and takes one more pass.
+    """
+    ordinals = np.array(sorted(reasons), np.int64)
+    gone = rows.take(ordinals, ["sha256", "length", "note"]).to_pylist()
+    tally.refusals.update(head_of(reason) for reason in reasons.values())
+    tally.total_length -= sum(row["length"] for row in gone)
+    for row in gone:
+        tally.notes.subtract(map(head_of, filter(None, (row["note"] or "").split("; "))))
+    tally.notes = +tally.notes
+    for number in {row["sha256"][0] for row in gone}:
+        for folder in folders:
+            tally.total_bytes -= _without(bucket_path(folder, number), ordinals)
+    tally.longest = tally.costliest = 0
+    batches, starts = rows.mapped
+    num_folders = len(folders)
+    for number, folder in enumerate(folders):
+        path = rows_path(folder)
+        new = path.with_suffix(".new")
+        with pa.ipc.new_stream(str(new), ROWS) as writer:
+            own = zip(starts[number::num_folders], batches[number::num_folders], strict=True)
+            for start, batch in own:
+                low, high = np.searchsorted(ordinals, [start, start + len(batch)])
+                reason_of_row = {int(o) - start: reasons[int(o)] for o in ordinals[low:high]}
+                written = _refused(batch, reason_of_row) if reason_of_row else batch
+                lengths = written.column("length").filter(written.column("reason").is_null())
+                tally.longest = max(tally.longest, pc.max(lengths).as_py() or 0)
+                tally.costliest = max(tally.costliest, pc.max(written["cost"]).as_py())
+                writer.write_batch(written)
+        new.replace(path)
+
+
+def _refused(batch: pa.RecordBatch, reasons: Mapping[int, str]) -> pa.RecordBatch:
+    """Return the batch with refused rows, by their indices, written as `Spool.add` writes them."""
+    columns = batch.to_pydict()
+    for row, reason in reasons.items():
+        about = {"sha256": None, "length": 0, "cost": 0, "reason": reason, "note": None}
+        for name, value in about.items():
+            columns[name][row] = value
+    return pa.RecordBatch.from_pydict(columns, ROWS)
+
+
+def _without(path: Path, ordinals: Ordinals) -> int:
+    """Take these records out of a bucket; return the bytes of their payloads."""
+    if not path.exists():
+        return 0
+    table = mapped(path)
+    is_gone = np.isin(table["ordinal"].to_numpy(), ordinals)
+    num_bytes: int = pc.sum(pc.binary_length(table["payload"].filter(is_gone))).as_py() or 0
+    kept = table.filter(~is_gone)
+    if not kept.num_rows:
+        path.unlink()
+        return num_bytes
+    new = path.with_suffix(".new")
+    with pa.ipc.new_stream(str(new), BUCKET) as writer:
+        writer.write_table(kept)
+    new.replace(path)
+    return num_bytes

@@ -39,7 +39,7 @@ from featuremill.store import command_line, files, ours, run_lock
 from featuremill.store.files import sha256_of
 from featuremill.store.parts import failed_rows, open_part, read_shard, read_verified
 from featuremill.store.plan import Plan, PlannedShard
-from featuremill.store.records import samples_of
+from featuremill.store.records import samples_of, shard_numbers
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
 
@@ -48,35 +48,20 @@ Places = npt.NDArray[np.int64]
 ELSEWHERE = -1
 
 
-class Rows(NamedTuple):
-    """Consecutive rows of records.parquet."""
-
-    table: pa.Table
-    places: Places
-    costs: npt.NDArray[np.int64]
-
-
 def place_of(shard: int, rows: npt.NDArray[np.int64]) -> Places:
     """Return the places of these rows of the plan's shard number `shard`."""
     return (np.int64(shard) << 32) + rows.astype(np.int64)
 
 
-def places_in(records_path: Path, shards: Sequence[str]) -> Iterator[Rows]:
+def places_in(records_path: Path, shards: Sequence[str]) -> Iterator[tuple[pa.Table, Places]]:
     """Yield the row groups of records.parquet, and the place of each row in the plan's `shards`."""
-    index = {name: number for number, name in enumerate(shards)}
+    names = pa.array(shards, pa.string())
     with pq.ParquetFile(records_path) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
-            shard = table["shard"].unify_dictionaries().combine_chunks()
-            if isinstance(shard, pa.ChunkedArray):
-                shard = shard.chunk(0)
-            numbers = [index.get(name, ELSEWHERE) for name in shard.dictionary.to_pylist()]
-            is_planned = np.asarray(shard.is_valid())
-            places = np.full(table.num_rows, ELSEWHERE, np.int64)
-            if is_planned.any():
-                number = np.array(numbers, np.int64)[shard.indices.drop_null().to_numpy()]
-                places[is_planned] = (number << 32) + table["row"].drop_null().to_numpy()
-            yield Rows(table, places, table["cost"].to_numpy())
+            number = shard_numbers(table, names, records_path)
+            places = (number << 32) + table["row"].fill_null(0).to_numpy()
+            yield table, np.where(number < 0, ELSEWHERE, places)
 
 
 def move_rows(
@@ -97,16 +82,15 @@ def move_rows(
     names = pa.array(new, pa.string())
     schema = pq.read_schema(records_path)
     with pq.ParquetWriter(moved, schema, compression="zstd") as writer:
-        for table, places, _ in places_in(records_path, old):
+        for table, places in places_in(records_path, old):
             absent = places < 0
             at = np.minimum(np.searchsorted(origins, places), len(origins) - 1)
             is_moved = origins[at] == places
             shard = np.where(is_moved, targets[at] >> 32, translation[places >> 32])
             row = np.where(is_moved, targets[at], places) & 0xFFFFFFFF
+            numbers = pa.array(shard.astype(np.int32), mask=absent)
             columns = {name: table[name] for name in schema.names} | {
-                "shard": pa.DictionaryArray.from_arrays(
-                    pa.array(shard.astype(np.int32), mask=absent), names
-                ),
+                "shard": pa.DictionaryArray.from_arrays(numbers, names),
                 "row": pa.array(row.astype(np.int32), mask=absent),
             }
             writer.write_table(pa.table(list(columns.values()), schema=schema))
@@ -151,37 +135,30 @@ def run(arguments: argparse.Namespace) -> None:
             stack.enter_context(run_lock.alone(folder.root))
             stack.enter_context(locked(folder.store / "plan.lock", say))
             run_lock.refuse_jobs(folder.root)
-        is_changed = retry(
-            planned, arguments.reason or [], arguments.dry_run, arguments.sample or []
-        )
+        kinds, samples = arguments.reason or [], arguments.sample or []
+        is_changed = retry(planned, kinds, arguments.dry_run, samples)
     if is_changed:
         log.info("now run: %s", runs.again())
-
-
-def names() -> list[str]:
-    """Return the kinds of reasons, by name, those of workloads last."""
-    return [kind.name for kind in all_kinds()]
 
 
 class Failed(NamedTuple):
     """Failed records that the plan asks for; arrays of one length, in the order of `places`."""
 
     places: Places
-    kinds: npt.NDArray[np.int64]
-    """Index in `names` of the kind of each record's reason."""
+    kinds: npt.NDArray[np.object_]
+    """The name of the kind of each record's reason."""
     costs: npt.NDArray[np.int64]
     num_rows: npt.NDArray[np.int64]
     """Number of input records for which each distinct record stands."""
 
     def among(self, is_chosen: npt.NDArray[np.bool_]) -> Failed:
-        return Failed(*(column[is_chosen] for column in self))
+        return Failed._make(column[is_chosen] for column in self)
 
     def by_kind(self) -> Counter[str]:
         """Return the number of input records of each kind."""
         counts: Counter[str] = Counter()
-        known = names()
         for kind, num_rows in zip(self.kinds.tolist(), self.num_rows.tolist(), strict=True):
-            counts[known[kind]] += num_rows
+            counts[kind] += num_rows
         return counts
 
 
@@ -204,10 +181,11 @@ def retry(
     plans = [folder.read_plan_of_records() for folder in folders]
     for plan in plans:
         know_reasons(plan.workload)
-    if unknown := [kind for kind in kinds if kind not in names()]:
+    known = [kind.name for kind in all_kinds()]
+    if unknown := [kind for kind in kinds if kind not in known]:
         raise UserError(
             f"--reason {unknown[0]}: there is no such kind of reason; the kinds are "
-            f"{', '.join(names())}."
+            f"{', '.join(known)}."
         )
     for folder in folders:
         folder.refuse_what_was_cleaned()
@@ -220,7 +198,7 @@ def retry(
     _refuse_absent(failed, kinds)
     for folder, plan, each in zip(folders, plans, failed, strict=True):
         where = f"{folder.root}: " if len(folders) > 1 else ""
-        chosen = _among(each, kinds)
+        chosen = each.among(np.isin(each.kinds, list(kinds))) if kinds else each
         if not len(chosen.places):
             log.info("%sno such record failed", where)
             continue
@@ -260,15 +238,11 @@ def _refuse_absent(failed: Sequence[Failed], kinds: Sequence[str]) -> None:
             )
 
 
-def _among(failed: Failed, kinds: Sequence[str]) -> Failed:
-    """Return the failed records of `kinds`, or all of them."""
-    return failed.among(np.isin(failed.kinds, [names().index(kind) for kind in kinds or names()]))
-
-
 def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
     """Return every failed record that the plan asks for, or that `samples` do, out of the parts
     that are finished."""
-    recipe, places_and_kinds, num_left = plan.recipe, [], 0
+    recipe, num_left = plan.recipe, 0
+    places_of_shard, kinds = [np.empty(0, np.int64)], list[str]()
     for number, shard in enumerate(plan.shards):
         receipt = folder.find_receipt(recipe, shard.shard)
         if receipt is None:
@@ -280,33 +254,27 @@ def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
                 log.warning("%s", problem)
                 num_left += 1
             else:
-                places_and_kinds.append(_failed_places(folder.part(recipe, shard.shard), number))
+                rows, reasons = failed_rows(folder.part(recipe, shard.shard))
+                places_of_shard.append(place_of(number, rows))
+                kinds += [kind_of(reason).name for reason in reasons]
     if num_left:
         log.warning(
             "%s not finished: what fails there is not in this",
             f"{num_left:,} of {counted(len(plan.shards), 'shard')} "
             + ("is" if num_left == 1 else "are"),
         )
-    places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in places_and_kinds)])
-    kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in places_and_kinds)])
+    places = np.concatenate(places_of_shard)
     costs, num_rows = np.zeros_like(places), np.zeros_like(places)
     is_asked = np.full(len(places), not samples)
-    for rows in places_in(folder.records, [source.shard for source in plan.sources]):
-        at, is_there = _find(places, rows.places)
-        costs[at] = rows.costs[is_there]
+    for table, wanted in places_in(folder.records, [source.shard for source in plan.sources]):
+        at, is_there = _find(places, wanted)
+        costs[at] = table["cost"].to_numpy()[is_there]
         np.add.at(num_rows, at, 1)
         if samples:
-            names = rows.table[SAMPLE].cast(pa.string()).filter(pa.array(is_there))
+            names = table[SAMPLE].cast(pa.string()).filter(pa.array(is_there))
             is_asked[at[np.asarray(pc.is_in(names, value_set=pa.array(samples)))]] = True
-    return Failed(places, kinds, costs, num_rows).among((num_rows > 0) & is_asked)
-
-
-def _failed_places(part: Path, number: int) -> tuple[Places, npt.NDArray[np.int64]]:
-    """Return the places of the failed rows of the plan's shard `number`, and their kinds."""
-    rows, reasons = failed_rows(part)
-    known = names()
-    kinds = [known.index(kind_of(reason).name) for reason in reasons]
-    return place_of(number, rows), np.array(kinds, np.int64)
+    failed = Failed(places, np.array(kinds, object), costs, num_rows)
+    return failed.among((num_rows > 0) & is_asked)
 
 
 def _find(places: Places, wanted: Places) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -393,10 +361,9 @@ def _replace_plan(
     moved = moved + place_of(len(kept), np.zeros_like(moved))
     with ours.delivering(folder.plan) as new_plan, ours.delivering(folder.records) as new_records:
         move_rows(folder.records, new_records, old_names, new_names, chosen.places, moved)
-        plan = plan.model_copy(
-            update={"records_sha256": sha256_of(new_records), "shards": kept + new}
-        )
-        plan.write(folder.store / "plan.json")
+        update = {"records_sha256": sha256_of(new_records), "shards": kept + new}
+        plan = plan.model_copy(update=update)
+        plan.write(folder.kept_plan)
         new_plan.write_text(files.as_text(files.sealed(plan.as_json())), "utf-8")
         for old_file, new_file in ((folder.plan, new_plan), (folder.records, new_records)):
             # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
@@ -416,9 +383,8 @@ def _forget(folder: Results, recipe: str, shard: str) -> None:
     journal, part = folder.journal(recipe, shard), folder.part(recipe, shard)
     kept = folder.find_kept_receipt(recipe, shard)
     if kept is None or kept.failed:
-        results = folder.root / "manifest.json"
         receipts = folder.receipt(recipe, shard), part.with_suffix(".json")
-        ours.vacate(results)
+        ours.vacate(folder.delivery)
         for path in (*receipts, part, folder.telemetry(recipe, shard)):
             path.unlink(missing_ok=True)
     for path in (journal, journal.with_suffix(".log")):

@@ -66,9 +66,7 @@ class Choice(NamedTuple):
     cost: int
     """The cost of a shard; `cuts` makes `num_shards` of them."""
     why: str
-    """The reason for this number, in words."""
     speed: Speed | None
-    """The speed on which the choice rests."""
     seconds: float
     """The seconds of computing a shard; 0 without a speed."""
 
@@ -117,10 +115,8 @@ def choose(work: Work, speed: Speed | None, slots: int, usual_cost: int = UNKNOW
         fewest = fewest if slots > 1 else 1
     else:
         seconds, startup = work.cost / speed.cost_per_second, speed.startup_seconds
-        usual, why = (
-            math.ceil(seconds / USUAL_SECONDS),
-            f"some {USUAL_SECONDS / 60:.0f} minutes each",
-        )
+        usual = math.ceil(seconds / USUAL_SECONDS)
+        why = f"some {USUAL_SECONDS / 60:.0f} minutes each"
         least_seconds = max(LEAST_SECONDS, startup * (1 / MOST_STARTUP - 1))
         most = max(1, int(seconds / least_seconds))
         why_most = f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s"
@@ -180,7 +176,6 @@ class Sizing(NamedTuple):
     """A run on this machine, as far as the size of its shards goes."""
 
     config_cost: int | Literal["auto"]
-    """`shards.cost` of the config."""
     results: Path
     """The folder of runs, whose receipts count."""
     settings: Settings
@@ -239,7 +234,6 @@ class Sizing(NamedTuple):
         return choose(work, self._speed(cost / max(1, records)), self.slots, usual_cost)
 
     def _speed(self, mean_cost: float) -> Speed | None:
-        """Return the best that is known of the speed of a job; None for nothing."""
         # How many cores a job gets is the workflow's to say: what jobs had before tells most.
         specs = [JobSpec(self.settings, self.device.name, is_gpu=False)]
         if self.device.kind == "cuda":

@@ -32,7 +32,6 @@ from featuremill.plan.buckets import (
     OldShard,
     OldShards,
     buckets_of,
-    holders,
 )
 from featuremill.plan.processes import Processes
 from featuremill.plan.taken import NOTHING, Offer
@@ -58,7 +57,6 @@ class Work(NamedTuple):
     """A file of `LOCATION`s, one a record: shards are numbered old ones first, then the parts of
     stores, then new ones. A refused record has none."""
     offer: Offer
-    """The records that stores have."""
 
 
 class Piece(NamedTuple):
@@ -114,7 +112,10 @@ class Cutter:
         """The index in `shards` of what a location calls its shard."""
         self.unique = 0
         scratch = spools[0].parent
-        self.locations = _file_backed(scratch / "locations.bin", num_records)
+        locations, size = scratch / "locations.bin", max(1, num_records)
+        with locations.open("wb") as file:
+            take_space(file.fileno(), 0, size * LOCATION.itemsize)
+        self.locations = np.memmap(locations, LOCATION, "r+", shape=(size,))
         self._work = Work(
             folder,
             spools,
@@ -124,7 +125,7 @@ class Cutter:
                 np.ones(len(old), bool),
                 np.array([*(shard.name in not_computed for shard in old), True]),
             ),
-            scratch / "locations.bin",
+            locations,
             NOTHING,
         )
         self._own = old
@@ -152,10 +153,9 @@ class Cutter:
 
     def used_of(self, names: Collection[str]) -> Used:
         """Return what old shards of these `names` are asked for, and how many of them are asked."""
-        is_one = np.array([shard.name in names for shard in self._old], bool) & (self._used > 0)
-        return Used(
-            int(self._used_cost[is_one].sum()), int(self._used[is_one].sum()), int(is_one.sum())
-        )
+        is_used = np.array([shard.name in names for shard in self._old], bool) & (self._used > 0)
+        cost, records = self._used_cost[is_used].sum(), self._used[is_used].sum()
+        return Used(int(cost), int(records), int(is_used.sum()))
 
     def release(self, names: Collection[str]) -> Unassigned:
         """Release the old shards of these `names`, and place all records again. Return the records
@@ -233,7 +233,7 @@ class Cutter:
 def _wanted_bytes(work: Work, number: int) -> Integers:
     """Return how many payload bytes of each old shard records of the bucket want."""
     bucket = Bucket(work.spools, number)
-    _, keys = holders(bucket, work.own.keys, number, work.own.kept)
+    _, keys = work.own.held(bucket, number)
     wanted = np.zeros(len(work.own.kept), np.int64)
     np.add.at(wanted, keys["shard"], keys["bytes"])
     return wanted
@@ -342,11 +342,3 @@ def write_new(folder: Results, table: pa.Table, cost: int) -> PlannedShard:
     name = write_shard(folder, table)
     size = folder.shard(name).stat().st_size
     return PlannedShard(name, table.num_rows, table.num_rows, cost, size)
-
-
-def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:
-    """Return an array of locations that lives in the file `path`."""
-    size = max(1, num_records)
-    with path.open("wb") as handle:
-        take_space(handle.fileno(), 0, size * LOCATION.itemsize)
-    return np.memmap(path, LOCATION, "r+", shape=(size,))

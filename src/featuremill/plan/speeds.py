@@ -1,6 +1,6 @@
 """The speed of a device at a model, from the first of these that is known: a number from the
 command line; receipts of earlier runs of the same model; a share of what the peaks of the device
-allow for the operations and bytes of a unit of cost (`EstimatesWork`).
+allow for the operations and bytes of a unit of cost (`unit_work`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from featuremill.store.receipt import MOST_PARTS, Receipt, newest_whole
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import (
-    EstimatesWork,
     UnitWork,
     Weights,
     find_workload,
@@ -131,7 +130,6 @@ class Speed:
     is_startup_measured: bool
     kind: Literal["given", "earlier run", "assumption"]
     source: str
-    """Source of the rate, in words."""
     uncertainty: float = 1.0
     """Factor by which the rate may be higher or lower, at least 1."""
 
@@ -183,9 +181,9 @@ def find(
         )
     settings, work = job.settings, None
     workload, precision = find_workload(settings.workload), precision_name_of(settings)
-    if weights and precision and isinstance(workload, EstimatesWork):
+    if weights and precision:
         with plugin_errors.attributed_to(settings.workload, "unit_work"):
-            work = workload.unit_work(weights, mean_cost)
+            work = optional(workload, "unit_work")(weights, mean_cost)
     if work is None:
         raise UserError(
             f"workload {settings.workload}: its speed on {name} is unknown; compute a shard or two "

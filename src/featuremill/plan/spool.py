@@ -88,9 +88,6 @@ class Chunk(NamedTuple):
         """The ordinal of the next chunk's first record."""
         return self.first + len(self.ids)
 
-    def good_lengths(self) -> list[int]:
-        return self.good(self.lengths)
-
     def good(self, column: Sequence[Value]) -> list[Value]:
         """Return what `column` has of the records that are not refused."""
         if not any(self.reasons):
@@ -139,7 +136,7 @@ class Tally:
         for note in filter(None, chunk.notes):
             self.notes.update(map(head_of, note.split("; ")))
         self.refusals.update(head_of(reason) for reason in chunk.reasons if reason)
-        good = chunk.good_lengths()
+        good = chunk.good(chunk.lengths)
         self.total_length += sum(good)
         self.longest = max(self.longest, max(good, default=0))
         self.total_bytes += sum(map(len, chunk.good(chunk.payloads)))

@@ -41,7 +41,7 @@ class Survey:
             good = iter(chunk.good(of_chunk))
             while len(kept) < 2 and (value := next(good, None)) is not None:
                 kept.add(value)  # type: ignore[arg-type]
-        self.lengths.update(chunk.good_lengths())
+        self.lengths.update(chunk.good(chunk.lengths))
         for id, length, reason, path, line in zip(
             chunk.ids, chunk.lengths, chunk.reasons, chunk.sources, chunk.lines, strict=True
         ):
@@ -74,9 +74,7 @@ class Survey:
             yield f"{names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
         yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
         unit, tally = optional(workload, "LENGTH_UNIT"), self.tally
-        kind = (
-            "nucleotide " if self.tally.is_nucleotides else "protein " if unit == "residues" else ""
-        )
+        kind = "nucleotide " if tally.is_nucleotides else "protein " if unit == "residues" else ""
         records = counted(tally.records, f"{kind}record")
         yield f"{records}, {counted(tally.total_length, unit.removesuffix('s'))}"
         if self.lengths:

@@ -59,7 +59,6 @@ class Offer(NamedTuple):
     """The parts of stores, and which payloads they give."""
 
     paths: Mapping[str, Path]
-    """The path of each part, by name."""
     parts: Sequence[OldShard]
     hits: Path | None
     """The folder with the `HIT`s of each bucket; None where there is no store."""
@@ -153,13 +152,6 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
     return Offer(parts.paths, offered, hits)
 
 
-def _hit(hits: Path) -> set[int]:
-    """Return the numbers of the parts that have any hit."""
-    return set[int]().union(
-        *(np.unique(np.fromfile(path, HIT)["part"]).tolist() for path in hits.iterdir())
-    )
-
-
 def _is_changed(
     lookup: Lookup, parts: Parts, hits: Path, fetched: set[str], wrong: set[Path]
 ) -> bool:
@@ -170,7 +162,9 @@ def _is_changed(
     part that cannot be read is left to merge. Index files whose hits are of other rows are added to
     `wrong`.
     """
-    num_before, hit = len(fetched), _hit(hits)
+    num_before = len(fetched)
+    parts_hit = (np.unique(np.fromfile(path, HIT)["part"]).tolist() for path in hits.iterdir())
+    hit = set[int]().union(*parts_hit)
     wanted = [part for number, part in enumerate(parts.paths.items()) if number in hit]
     bad = _fetch(lookup, parts, [name for name, _ in wanted if name in parts.remote], fetched)
     for name, path in wanted:
@@ -294,7 +288,8 @@ def _look_up_bucket(
 ) -> None:
     """Write the hits of a bucket; where several parts have a payload, the first one's."""
     bucket = Bucket(spools, number)
-    sha256, left = bucket.sha256, own.to_look_up(bucket, number)
+    sha256, home = bucket.sha256, own.homes(bucket, number)["shard"]
+    left = np.flatnonzero(own.not_computed[home])
     with (to / str(number)).open("wb") as file:
         for level, numbers in levels:
             where, part, row = find(sha256[left], level.chosen(number, numbers))

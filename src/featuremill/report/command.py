@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     is_named = output.absolute() != default.absolute()
     page.write_report(output, read, drawn, is_named=is_named)
     if config and not (is_named or arguments.partial):
-        labels = Labels(file=str(file or ""), column=column)
+        labels = Labels(file=str(file or ""), column=column, id_column=id_column)
         now = config.model_copy(update={"labels": labels})
         products.reported(now, folder.root).note(is_new=True)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

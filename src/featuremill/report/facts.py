@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,13 +13,12 @@ import pyarrow as pa
 
 from featuremill.base import tsv, words
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.id_columns import ID, KEYS, SAMPLE
+from featuremill.base.id_columns import ID, KEYS, SAMPLE, IdColumns
 from featuremill.base.text import clipped
-from featuremill.features.shown import Labelled, Shown
+from featuremill.features.shown import Labels, Shown
 from featuremill.features.table import Table
-from featuremill.inputs import columns
-from featuremill.report import embedding, labels, lengths
-from featuremill.report.labels import Labels
+from featuremill.inputs import columns, labels
+from featuremill.report import embedding, lengths
 from featuremill.report.lengths import Lengths
 from featuremill.report.shards import (
     Piece,
@@ -34,6 +35,12 @@ from featuremill.store.records import with_whole_ids
 from featuremill.store.results import Results
 from featuremill.workload import find_workload, optional, plugin_errors, workloads
 from featuremill.workload.figures import Figure
+
+MAX_COLUMNS = 12
+"""Largest number of columns in the menu of colours."""
+MOST_BYTES = 2**25
+"""Largest size of a table of which all columns are read."""
+log = logging.getLogger("featuremill.report")
 
 
 class Facts(NamedTuple):
@@ -123,17 +130,65 @@ def read(
     colours = list[Labels]()
     if label_file is not None:
         whose = (shown.ids, shown.id_columns, id_column)
-        colours += labels.read_all(label_file, label, *whose)
+        colours += read_labels(label_file, label, *whose)
     if facts.samples:
         path, column = merged.root / SAMPLES, label if label_file is None and label else SAMPLE
         names = _own_first(path, list(facts.samples[0]), column)
         row_of = {row[SAMPLE]: row for row in facts.samples}
         rows = [row_of[shown.id_columns.owner(id)] for id in shown.ids]
         colours += [Labels(name, path, [row[name] or None for row in rows]) for name in names]
-    labelled = [Labelled(each.title, each.file, each.texts) for each in colours]
     return facts._replace(
-        labels=colours[0] if colours else None, embedding=shown._replace(labels=labelled)
+        labels=colours[0] if colours else None, embedding=shown._replace(labels=colours)
     )
+
+
+def read_labels(
+    path: Path, column: str, ids: Sequence[str], id_columns: IdColumns, id_column: str
+) -> Iterator[Labels]:
+    """Yield the labels in `column`, as `labels_in` does, and then those in other columns of the
+    table that have labels for these records.
+
+    Raises:
+        UserError: as `labels_in` does for `column`.
+    """
+    yield labels_in(path, column, ids, id_columns, id_column)
+    names = labels.names_of(path)
+    whose = {column, *KEYS, names[labels.find_id(path, names, id_column)]}
+    others = [name for name in names if name not in whose]
+    for name in others[:MAX_COLUMNS] if path.stat().st_size <= MOST_BYTES else ():
+        with contextlib.suppress(UserError):
+            more = labels_in(path, name, ids, id_columns, id_column, warns=False)
+            if more.num_found:
+                yield more
+
+
+def labels_in(
+    path: Path,
+    column: str,
+    ids: Sequence[str],
+    id_columns: IdColumns,
+    id_column: str,
+    warns: bool = True,
+) -> Labels:
+    """Return the labels of the whole `ids` from the table `path` (CSV, TSV or Parquet, plain or
+    compressed, of any length), which has the `id_columns`.
+
+    Raises:
+        UserError: if there is no such table or column, or its rows are ambiguous.
+    """
+    wanted = {*ids, *(id_columns.accession(id) for id in ids)}
+    rows, _ = labels.read(path, column, None, id_columns, id_column, wanted, log if warns else None)
+    named = labels.NamedRecords("record on the map", id_columns, None)
+    label_of = labels.of_ids(rows, path, ids, named)
+    texts = [label_of[id].name if id in label_of else None for id in ids]
+    if not ids or rows:
+        return Labels(column, path, texts, id_column=id_column)
+    example = labels.first_id(path, id_columns, id_column)
+    mismatch = (
+        f"{path}: no record on the map has a {column} there, by its id or accession: the first id "
+        f"is {clipped(example)!r}, and the run's first is {clipped(ids[0])!r}"
+    )
+    return Labels(column, path, texts, mismatch)
 
 
 def _own_first(path: Path, names: Sequence[str], column: str) -> list[str]:

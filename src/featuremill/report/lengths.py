@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base import words
-from featuremill.report.chart import NOTHING_COMPUTED, axis, from_zero
-from featuremill.workload.figures import Figure, drawn, values
+from featuremill.workload.figures import NOTHING_COMPUTED, Figure, axis, drawn, from_zero, values
 
 
 class Lengths(NamedTuple):
@@ -90,14 +89,18 @@ def figure(lengths: Lengths, unit: str) -> Figure:
 
 def _bars(edges: np.ndarray, counts: np.ndarray) -> list[dict[str, Any]]:
     return [
-        {"from": first, "to": beyond, "count": int(count), "span": _span(first, beyond)}
+        {
+            "from": first,
+            "to": beyond,
+            "count": int(count),
+            "span": f"{first:,}" + (f" to {beyond - 1:,}" if beyond > first + 1 else ""),
+        }
         for (first, beyond), count in zip(pairwise(edges.tolist()), counts, strict=True)
         if count
     ]
 
 
 def _guides(marks: list[tuple[int, str, str]]) -> list[Any]:
-    """Return vertical lines with a text at the top."""
     rules = alt.Chart(values({"at": at} for at, _, _ in marks)).mark_rule(style="guide")
     return [rules.encode(x="at:Q")] + [
         alt.Chart(values([{"at": at, "word": word}]))
@@ -105,10 +108,6 @@ def _guides(marks: list[tuple[int, str, str]]) -> list[Any]:
         .encode(x="at:Q", y=alt.value(0), text="word:N")
         for at, word, align in marks
     ]
-
-
-def _span(first: int, beyond: int) -> str:
-    return f"{first:,}" if beyond == first + 1 else f"{first:,} to {beyond - 1:,}"
 
 
 def _bins(lengths: Lengths) -> tuple[np.ndarray, np.ndarray]:

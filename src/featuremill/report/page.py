@@ -20,7 +20,7 @@ import yaml
 from featuremill.base import words
 from featuremill.base.this_process import VERSION
 from featuremill.config import Config
-from featuremill.report import embedding, lengths, timeline, troubles
+from featuremill.report import embedding, lengths, shards, timeline
 from featuremill.report.facts import Facts
 from featuremill.store import formats
 from featuremill.store.delivery import Delivery
@@ -71,7 +71,8 @@ def write_report(
     path: Path, facts: Facts, figures: dict[str, Figure], *, is_named: bool = False
 ) -> None:
     """Write the report to `path`, which the user may have named."""
-    delivery = facts.delivery
+    delivery, settings = facts.delivery, facts.delivery.settings
+    caution = caution_of(settings.workload, settings.options)
     text = (
         _environment()
         .get_template("page.html")
@@ -85,21 +86,21 @@ def write_report(
             # A name such as mill_t6_8M is not capitalised.
             warnings=[
                 text if "_" in text.split()[0] else text[0].upper() + text[1:]
-                for text in _warnings(delivery)
+                for text in (*filter(None, [caution]), *delivery.warnings)
             ],
             figures=figures,
             neighbours=None
             if isinstance(facts.embedding, str)
             else embedding.nearest(facts.embedding),
             delivery=delivery,
-            settings=_flat(delivery.settings.as_json()),
+            settings=_flat(settings.as_json()),
             about=_flat(_besides(delivery)),
             devices=_devices(facts),
             versions=_versions(facts),
             reproduce=_reproduce(facts),
             accounting=_accounting(facts),
             problems=facts.problems,
-            troubles=troubles.troubles_of(facts.shards, delivery.settings.workload),
+            troubles=shards.troubles_of(facts.shards, settings.workload),
         )
     )
     _write_text(path, text, is_named)
@@ -154,13 +155,6 @@ def _vega() -> str:
                 temporary.write_text(vl_convert.javascript_bundle(VEGA_NAMES, schema), "utf-8")
         return kept.read_text("utf-8")
     return str(vl_convert.javascript_bundle(VEGA_NAMES, schema))
-
-
-def _warnings(delivery: Delivery) -> list[str]:
-    """Return the workload's caution, if any, and the warnings of the results."""
-    settings = delivery.settings
-    caution = caution_of(settings.workload, settings.options)
-    return [*filter(None, [caution]), *delivery.warnings]
 
 
 def _lead(facts: Facts) -> str:
@@ -269,12 +263,10 @@ def _versions(facts: Facts) -> dict[str, str]:
 
 
 def _besides(delivery: Delivery) -> dict[str, Any]:
-    """Return the keys of manifest.json that are not in PLACED."""
     return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
 
 
 def _flat(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return an object as pairs of key and text; options are last."""
     rows = {key: value for key, value in facts.items() if key != "options"}
     rows |= {f"options.{key}": value for key, value in facts.get("options", {}).items()}
     return [(key, _plain(value)) for key, value in rows.items()]

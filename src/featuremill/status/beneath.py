@@ -77,7 +77,7 @@ class _Lines(threading.Thread):
         while not self._is_over.wait(LINES_SECONDS):
             if time.monotonic() < due or not (now := self._poll()):
                 continue
-            from featuremill.status.lines import totals_lines
+            from featuremill.status.view import totals_lines
 
             lines = list[str]()
             with contextlib.suppress(Exception):
@@ -162,7 +162,6 @@ class _Picture(_Lines):
         self._show()
 
     def _redirect(self, output: int, error: int) -> None:
-        """Redirect standard output and error of this process to these descriptors."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -178,7 +177,6 @@ class _Picture(_Lines):
             self._write(content)
 
     def _draw(self) -> None:
-        """Poll the runs, and draw the picture in the present size of the terminal."""
         if not (now := self._poll()):
             return
         from rich.console import Console
@@ -226,7 +224,6 @@ class _Picture(_Lines):
             return True
 
     def _write(self, content: bytes) -> None:
-        """Write to the terminal, as far as it still exists."""
         with contextlib.suppress(OSError):
             while content:
                 try:

@@ -42,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list_runs(arguments: argparse.Namespace) -> int:
-    """Print one line per run in results/, or with `--json` a list of objects; return 0."""
     from featuremill.config.runs import named
     from featuremill.status import view
     from featuremill.status.project import ProjectReader

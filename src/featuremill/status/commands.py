@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -91,9 +91,19 @@ class Commands:
         if self.is_snakemakes:
             return [*remove, command_line.again(self._root, self.forced(fixes))]
         remove += [fix.verb for fix in fixes if fix.verb]
-        shards = [*pending, *(shard for fix in fixes for shard in fix.shards)]
-        again = {fix.again for fix in fixes}
-        return [*remove, *self._verbs(again, list(dict.fromkeys(shards)))]
+        if self._plan is None or any(fix.again == "plan" for fix in fixes):
+            weights = self._plan.weights if self._plan else None
+            more = f" --weights {shlex.quote(weights)}" if weights else ""
+            plan = f"featuremill plan {self._run} --config {command_line.UNKNOWN}{more}"
+            return [*remove, plan]
+        shards = dict.fromkeys([*pending, *(shard for fix in fixes for shard in fix.shards)])
+        extract = [f"featuremill extract {self._run} {name}" for name in [*shards][:MOST_NAMED]]
+        if len(shards) > MOST_NAMED:
+            return [*remove, *extract]
+        delivery = Results(self._root).find_delivery()
+        names = formats.outputs_of(delivery.outputs if delivery else {}).values()
+        merge = f"featuremill merge {self._run} --outputs {' '.join(names) or 'parquet'}"
+        return [*remove, *extract, merge]
 
     def forced(self, fixes: Iterable[Fix]) -> list[str]:
         """Return the rules that the command has to force to apply all `fixes`."""
@@ -124,15 +134,3 @@ class Commands:
         if self.is_snakemakes:
             return self.fixing([])
         return [f"featuremill report {self._run}"]
-
-    def _verbs(self, again: Collection[str], shards: list[str]) -> list[str]:
-        if "plan" in again or self._plan is None:
-            weights = self._plan.weights if self._plan else None
-            more = f" --weights {shlex.quote(weights)}" if weights else ""
-            return [f"featuremill plan {self._run} --config {command_line.UNKNOWN}{more}"]
-        extract = [f"featuremill extract {self._run} {name}" for name in shards[:MOST_NAMED]]
-        delivery = Results(self._root).find_delivery()
-        written = delivery.outputs if delivery else {}
-        names = list(formats.outputs_of(written).values()) or ["parquet"]
-        merge = f"featuremill merge {self._run} --outputs {' '.join(names)}"
-        return [*extract, merge] if len(shards) <= MOST_NAMED else extract

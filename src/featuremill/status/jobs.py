@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.status.shards import Holder, Shard, mark_of
+from featuremill.status.shards import Shard, mark_of
 from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.telemetry import TAIL_BYTES, Rates, State, events_of, followed
 
@@ -142,7 +142,8 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
     """Return the state of a shard's job, from its lock file if it has no telemetry."""
     assert shard.work
     holder, now = shard.work.holder, tail.state
-    if now is None or _is_of_another(now.start, holder):
+    # An earlier job than the holder of the lock may have written the telemetry.
+    if now is None or (holder.host is not None and now.start.get("pid", holder.pid) != holder.pid):
         names = holder.devices or []
         return Job(
             shard=shard.name,
@@ -181,11 +182,6 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
         cpu_percent=process.get("cpu_percent"),
         memory_mb=process.get("memory_mb"),
     )
-
-
-def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
-    """Return whether the telemetry was written by an earlier job than the holder of the lock."""
-    return holder.host is not None and "pid" in start and start["pid"] != holder.pid
 
 
 def devices_of(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line, plain
 from featuremill.status.jobs import DeviceNow, devices_of
-from featuremill.status.lines import totals_lines
 from featuremill.status.project import ProjectState
 from featuremill.status.screen import label
+from featuremill.status.shards import Mark, mark_of
+from featuremill.status.view import totals_lines
 from featuremill.store.files import replacing
 from featuremill.store.results import Results
 from featuremill.store.telemetry import READ_BYTES, State, events_of, followed
@@ -50,8 +51,8 @@ class Page:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._curves = Curves()
-        self._identity: tuple[int, ...] | None = None
-        """The inode, size and time of the file as this process wrote it."""
+        self._mark: Mark | None = None
+        """The mark of the file as this process wrote it."""
         self._due = 0.0
         self._refuse_others()
 
@@ -71,7 +72,7 @@ class Page:
         self._refuse_others()
         with replacing(self._path, is_synced=False) as temporary:
             temporary.write_text(self._page(now, is_last), "utf-8")
-        self._identity = _identity(self._path)
+        self._mark = mark_of(self._path)
 
     def _page(self, now: ProjectState, is_last: bool) -> str:
         shown = {
@@ -85,14 +86,13 @@ class Page:
         return TEMPLATE.read_text("utf-8").replace(DATA, DATA.replace("{}", text))
 
     def _refuse_others(self) -> None:
-        """Raise UserError if the file is not this page."""
         if not self._path.exists():
             return
         is_ours = self._path.is_file()
         if is_ours:
             with self._path.open(encoding="latin-1") as file:
                 is_ours = MARK in file.read(200)
-        if not is_ours or self._identity not in (None, _identity(self._path)):
+        if not is_ours or self._mark not in (None, mark_of(self._path)):
             how = "it was changed meanwhile" if is_ours else "this is not a page of featuremill top"
             raise UserError(f"{self._path}: {how}; name another file after --html.")
 
@@ -102,7 +102,6 @@ class Curves:
 
     def __init__(self) -> None:
         self._every = 1.0
-        """The length of a stretch, in seconds."""
         self._stretches: dict[Key, dict[int, Stretch]] = {}
         self._devices: dict[Key, DeviceNow] = {}
         self._read: dict[Path, tuple[int, State | None]] = {}
@@ -157,7 +156,9 @@ class Curves:
         for key in order:
             device = self._devices[key]
             name = label(device) + (f" on {one_line(plain(key[0]))}" if len(hosts) > 1 else "")
-            shown.append(_shown(" ".join(key), name, self._points(key), device.total_mb))
+            curve = sorted(self._stretches[key].items())
+            points = ([at * self._every, *stretch[:3]] for at, stretch in curve)
+            shown.append(_shown(" ".join(key), name, points, device.total_mb))
         if len(shown) > 1:
             total_mb = [device.total_mb or 0.0 for device in self._devices.values()]
             name = f"all {len(shown)}: mean utilisation, memory of all, highest temperature"
@@ -167,13 +168,8 @@ class Curves:
         times = {name: at * self._every for name, at in span.items()}
         return {**times, "every": self._every, "devices": shown}
 
-    def _points(self, key: Key) -> Iterator[list[float | None]]:
-        """Yield the points of a curve: time, utilisation, memory and temperature."""
-        for at, (use, memory_mb, celsius, _) in sorted(self._stretches[key].items()):
-            yield [at * self._every, use, memory_mb, celsius]
-
     def _points_of_all(self) -> Iterator[list[float | None]]:
-        """Yield the points of the curve of all devices together."""
+        """Yield time, utilisation, memory and temperature of all devices together."""
         for at in sorted({at for curve in self._stretches.values() for at in curve}):
             every = [curve[at] for curve in self._stretches.values() if at in curve]
             uses = [each.use for each in every if each.use is not None]
@@ -189,20 +185,11 @@ def _shown(
     """Return a curve as the JSON of the page, with memory in GB."""
     shown = []
     for at, use, memory_mb, celsius in points:
-        values = (use, _gb(memory_mb), celsius)
+        values = (use, memory_mb if memory_mb is None else memory_mb / 1024, celsius)
         shown.append([at, *(value if value is None else round(value, 1) for value in values)])
     most = [100, round(total_mb / 1024, 1) if total_mb else None, None]
     return {"key": key, "name": name, "most": most, "points": shown}
 
 
-def _gb(number_mb: float | None) -> float | None:
-    return None if number_mb is None else number_mb / 1024
-
-
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns

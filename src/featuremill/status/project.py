@@ -37,13 +37,11 @@ class ProjectState:
     steps: list[str] = field(default_factory=list)
     """The state of each product of a step, in the order of `runs.steps`, from `Product.stands`."""
     figures: list[Mapping[str, int]] = field(default_factory=list)
-    """The counts in each product of a step."""
     is_inspected: bool = False
     """Whether this is an inspection, which sets all fields below."""
     problems: list[Problem] = field(default_factory=list)
     """The errors of steps whose last try failed."""
     next: list[str] = field(default_factory=list)
-    """The commands to type."""
 
     @property
     def alone(self) -> RunState | None:

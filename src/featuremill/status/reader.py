@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from featuremill.base.change import in_words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
-from featuremill.base.words import counted
+from featuremill.base.words import counted, in_words
 from featuremill.config import Run, find_run, products
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over

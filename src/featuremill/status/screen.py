@@ -15,7 +15,9 @@ from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.words import counted, plain_duration
 from featuremill.lease import gpu_name
 from featuremill.status.jobs import DeviceNow, Job
-from featuremill.status.lines import (
+from featuremill.status.project import ProjectState
+from featuremill.status.state import RunState
+from featuremill.status.view import (
     SEPARATOR,
     done,
     failed,
@@ -25,8 +27,6 @@ from featuremill.status.lines import (
     step_lines,
     summary,
 )
-from featuremill.status.project import ProjectState
-from featuremill.status.state import RunState
 from featuremill.workload.weights import model_name_of
 
 HINT = "Ctrl-C ends this view, not the run."
@@ -152,7 +152,6 @@ def _speed(job: Job) -> Text:
 
 
 def _last(job: Job) -> list[Text]:
-    """Return the speed and the time left of a job."""
     is_known = job.pace and job.stage == "run" and not job.is_silent
     left = plain_duration(job.cost_left / job.pace) if job.pace and is_known else ""
     return [_speed(job), Text(left)]
@@ -170,7 +169,6 @@ def label(device: DeviceNow) -> str:
 
 
 def _notes(now: RunState) -> list[tuple[str, str]]:
-    """Return notes about jobs and devices, each as a line and its style."""
     notes = []
     for job in now.jobs:
         if job.is_silent or job.state != "running":

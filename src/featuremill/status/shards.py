@@ -211,15 +211,10 @@ def _work(data: Path, holder: Holder) -> Work:
     state = read_log(log)
     if state is None:
         return Work(holder=holder)
-    return Work(len(state.commits), state.num_rows(data), _last_change(log), holder)
-
-
-def _last_change(path: Path) -> str | None:
-    try:
-        moment = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
-    except FileNotFoundError:  # finished meanwhile
-        return None
-    return moment.isoformat(timespec="seconds")
+    last_commit = None
+    if mark := mark_of(log):  # else finished meanwhile
+        last_commit = datetime.datetime.fromtimestamp(mark[1] // 10**9, datetime.UTC).isoformat()
+    return Work(len(state.commits), state.num_rows(data), last_commit, holder)
 
 
 def listed(path: Path) -> set[str]:
@@ -242,7 +237,4 @@ def mark_of(path: Path) -> Mark | None:
 
 def has_size(path: Path, num_bytes: int) -> bool:
     """Return whether the file exists and has that many bytes."""
-    try:
-        return path.stat().st_size == num_bytes
-    except FileNotFoundError:
-        return False
+    return (mark := mark_of(path)) is not None and mark[2] == num_bytes

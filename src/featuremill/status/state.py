@@ -81,9 +81,7 @@ class RunState:
     is_inspected: bool = False
     """Whether this is an inspection, which sets all fields below."""
     is_begun: bool = True
-    """Whether the run has started."""
     verified: bool = False
-    """Whether the files were hashed."""
     delivery: DeliveryState = field(default_factory=DeliveryState)
     failures: list[Group] = field(default_factory=list)
     """Input records without values, by reason."""
@@ -93,7 +91,6 @@ class RunState:
     needs: Need = ""
     """What the user has to do next."""
     next: list[str] = field(default_factory=list)
-    """The commands to type."""
     forced: list[str] = field(default_factory=list)
     """Rules that these commands force."""
 

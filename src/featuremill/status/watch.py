@@ -22,7 +22,7 @@ from featuremill.base import streams
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs, named
-from featuremill.status import lines, screen, view
+from featuremill.status import screen, view
 from featuremill.status.page import Page
 from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.status.reader import is_run, refusing_what_cannot_be_read
@@ -89,7 +89,6 @@ def _poll_once(reader: ProjectReader) -> ProjectState:
 def _watch(
     reader: ProjectReader, output: _Screen | _Lines | _Json, page: Page | None
 ) -> ProjectState:
-    """Show the runs until no process works on them; return their state then."""
     was_running = False
     still_since: float | None = 0.0  # an idle run ends the first poll at once
     known_at = 0.0
@@ -144,7 +143,6 @@ def _polls(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
 
 @contextlib.contextmanager
 def _output_for(arguments: argparse.Namespace) -> Iterator[_Screen | _Lines | _Json]:
-    """Yield the output that the arguments select: screen, lines or JSON."""
     every: float | None = arguments.every
     if arguments.json:
         yield _Json(every or LINE_SECONDS, arguments.once)
@@ -171,7 +169,7 @@ class _Screen:
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
         if self._last:  # interrupted, or failed
-            for line in lines.totals_lines(self._last):
+            for line in view.totals_lines(self._last):
                 self._console.print(line, markup=False)
 
     def show(self, now: ProjectState) -> None:
@@ -202,10 +200,10 @@ class _Lines:
         if trouble := next(iter(now.states.values())).trouble:
             self._write(now, plain(trouble))
         elif not self._is_quiet:
-            for line in lines.totals_lines(now):
+            for line in view.totals_lines(now):
                 self._write(now, line)
         for run in now.states.values():
-            for what, remedy in lines.failures(run):
+            for what, remedy in view.failures(run):
                 line = f"{what} → {remedy}" if remedy else what
                 if line not in self._written:
                     self._written.add(line)
@@ -224,7 +222,6 @@ class _Lines:
 
 
 def _print_end(now: ProjectState) -> None:
-    """Print the status after an inspection, else the screen once."""
     if now.is_inspected:
         sys.stdout.write("".join(f"{line}\n" for line in view.lines(now)))
         return

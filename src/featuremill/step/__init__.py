@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from featuremill.base.change import Change, in_words
 from featuremill.base.described import Described
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
-from featuremill.base.words import listed
+from featuremill.base.words import Change, in_words, listed
 from featuremill.store import state
 from featuremill.store.state import Seen
 from featuremill.store.state import State as State
@@ -49,6 +48,16 @@ Several = Annotated[
 """One or several texts; a single one needs no brackets."""
 Name = Annotated[str, AfterValidator(plain_name)]
 """A name that may be a folder's."""
+Problems = Iterator[tuple[tuple[str, ...], str]]
+"""Errors of a section that would end a job: the key below KEY, and a sentence."""
+
+
+def refused(key: tuple[str, ...], check: Callable[..., object], *arguments: Any) -> Problems:
+    """Yield the key with the message of the UserError that `check(*arguments)` raises, if any."""
+    try:
+        check(*arguments)
+    except UserError as error:
+        yield key, str(error)
 
 
 class Ahead(NamedTuple):
@@ -58,10 +67,6 @@ class Ahead(NamedTuple):
     """The schema of its results; `features.columns_of` has the columns of vectors."""
     settings: Mapping[str, Any]
     """Workload, version and options of its recipe, without what only the weights determine."""
-
-
-def _unknown(_: str) -> Ahead | None:
-    return None
 
 
 class Project(NamedTuple):
@@ -76,7 +81,7 @@ class Project(NamedTuple):
     run by the run's name."""
     sections: Mapping[str, Any]
     """The section of each step, by KEY."""
-    ahead: Callable[[str], Ahead | None] = _unknown
+    ahead: Callable[[str], Ahead | None] = lambda _: None
     """Returns what is known ahead of a set of features. None if nothing is known yet, for a
     finished run elsewhere, and outside `problems_of_files`."""
     samples: str = ""
@@ -260,9 +265,8 @@ class Step(Protocol):
     `conda:` runs in Snakemake's environment, which has the step's package."""
     COMMANDS: Mapping[str, Command]
 
-    def problems(self, section: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield errors of the `section` that would end a job: the key below KEY, and a
-        sentence. Opens no file that a job may make."""
+    def problems(self, section: Any, project: Project) -> Problems:
+        """Yield errors of the `section`. Opens no file that a job may make."""
 
     def products(self, section: Any, project: Project) -> Sequence[Product]:
         """Return its results, in the order of their jobs."""
@@ -294,22 +298,17 @@ def optional(step: Step, name: str) -> Any:
 class ChecksFiles(Protocol):
     """A step that checks files before the first job."""
 
-    def problems_of_files(
-        self, section: Any, project: Project
-    ) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield, as `problems` does, errors in existing files that would end a job. Missing files
-        are skipped: another rule may make them."""
+    def problems_of_files(self, section: Any, project: Project) -> Problems:
+        """Yield errors in existing files. Missing files are skipped: another rule may make them."""
 
 
 @runtime_checkable
 class ChecksRecords(Protocol):
     """A step that checks what it is given against the records, before any of these is computed."""
 
-    def problems_of_records(
-        self, section: Any, project: Project
-    ) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield, as `problems` does, errors that would end a job and show in the records' ids. All
-        sets of features are planned: `features.Planned` has the records of each."""
+    def problems_of_records(self, section: Any, project: Project) -> Problems:
+        """Yield errors that show in the records' ids. All sets of features are planned:
+        `features.Planned` has the records of each."""
 
 
 @runtime_checkable

@@ -52,10 +52,10 @@ def step_of(key: str) -> Step:
     return step
 
 
-def sections(of: list[str]) -> type[BaseModel]:
+def sections(keys: list[str]) -> type[BaseModel]:
     fields: Mapping[str, Any] = {
         key: (step_of(key).SECTION, Field(default=None, description=step_of(key).ABOUT))
-        for key in of
+        for key in keys
     }
     return create_model("Steps", __base__=Section, **fields)
 

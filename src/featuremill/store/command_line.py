@@ -60,11 +60,6 @@ def remember(words: Sequence[str]) -> None:
     TYPED.set(f"{os.getpid()} {shlex.join(words)}")
 
 
-def _num_variables(words: Sequence[str]) -> int:
-    """Return how many variables the command sets before the program."""
-    return next((n for n, word in enumerate(words) if not VARIABLE.match(word)), len(words))
-
-
 def command() -> str:
     """Return the command that started this process. Only the main Snakemake has a typed one: its
     jobs have their own arguments."""
@@ -96,31 +91,30 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     It forces the rules `forced`, which have the names of that workflow.
     """
     last = run_lock.read(run_folder)
-    said = f"featuremill run {UNKNOWN}"
+    words = ["featuremill", "run", UNKNOWN]
     if last:
-        said = whole(last.command, last.rules, last.is_imported)
-    words = shlex.split(said)
+        words = shlex.split(whole(last.command, last.rules, last.is_imported))
     if forced:
         end = _end_of_options(words)
         words[end:end] = ["--forcerun", *forced]
-    said = shlex.join(words)
+    command = shlex.join(words)
     if last is None:
-        return said
+        return command
     folder = os.path.normpath(run_lock.working_folder(run_folder) / last.folder)
     if directory := _directory(words):
         if Path(directory).is_absolute():
-            return said
+            return command
         # The command was typed in the folder from which `--directory` leads there.
         folder = folder.removesuffix(os.path.normpath(directory)).rstrip("/") or "/"
     is_here = Path(folder).is_dir() and Path(folder).samefile(".")
-    return said if is_here else f"cd {shlex.quote(folder)} && {said}"
+    return command if is_here else f"cd {shlex.quote(folder)} && {command}"
 
 
-def where_typed(said: str) -> str:
-    """Return the command `said`, which is for the working folder of this Snakemake, for the folder
-    in which Snakemake was started."""
+def where_typed(command: str) -> str:
+    """Return the `command`, which is for the working folder of this Snakemake, for the folder in
+    which Snakemake was started."""
     directory = _directory(sys.argv[1:])
-    return f"cd {shlex.quote(directory)} && {said}" if directory else said
+    return f"cd {shlex.quote(directory)} && {command}" if directory else command
 
 
 def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
@@ -131,7 +125,8 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     as in Owner.
     """
     words = shlex.split(typed)
-    start = _num_variables(words)
+    # Variables may be set before the program.
+    start = next((n for n, word in enumerate(words) if not VARIABLE.match(word)), len(words))
     is_verb = words[start : start + 2] == ["featuremill", "run"]
     is_imported = is_imported and not is_verb  # `featuremill run` starts its own workflow
     dropped = ONCE | ONCE_ALONE | (set() if is_imported else RERUNNING)
@@ -159,7 +154,6 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
 
 
 def _directory(words: Sequence[str]) -> str:
-    """Return the value of `--directory`; "" without it."""
     return value_of({"--directory", "-d"}, words)
 
 

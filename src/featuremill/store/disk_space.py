@@ -71,7 +71,10 @@ def check(needs: Sequence[Need], run: Path) -> None:
         UserError: with the needed and the free space, and what to do. It is a warning instead if
             the user set `FEATUREMILL_WITHOUT_ROOM=1`.
     """
-    problems = [problem for group in _by_file_system(needs) if (problem := _problem(group))]
+    by_file_system: dict[int, list[Need]] = {}
+    for need in needs:
+        by_file_system.setdefault(need.folder.stat().st_dev, []).append(need)
+    problems = list(filter(None, map(_problem, by_file_system.values())))
     if not problems:
         return
     problem = f"{run}: {' and '.join(problems)}"
@@ -82,13 +85,6 @@ def check(needs: Sequence[Need], run: Path) -> None:
         f"{problem}; {ADVICE}; featuremill clean {run} lists what can go, and {WITHOUT_ROOM}=1 "
         "continues all the same, as for a file system that compresses."
     )
-
-
-def _by_file_system(needs: Sequence[Need]) -> list[list[Need]]:
-    groups: dict[int, list[Need]] = {}
-    for need in needs:
-        groups.setdefault(need.folder.stat().st_dev, []).append(need)
-    return list(groups.values())
 
 
 def _problem(needs: list[Need]) -> str:

@@ -119,7 +119,6 @@ class Listed(NamedTuple):
     not_shown: int
     """Records whose reason is not among `groups`."""
     file: str
-    """Its name."""
 
 
 def reason_of(status: str, text: str) -> Reason:

@@ -53,9 +53,9 @@ def files_below(folder: Path) -> list[str]:
         UserError: a name is not in UTF-8.
     """
     listed = []
-    for place, folders, names in os.walk(folder, onerror=_raise):
+    for inside, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if name[0] != "."]
-        paths = [Path(place, name) for name in names if name[0] != "."]
+        paths = [Path(inside, name) for name in names if name[0] != "."]
         listed += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
     for name in listed:
         if not name.isascii() and (shown := os.fsencode(name).decode("utf-8", "replace")) != name:
@@ -146,16 +146,16 @@ def temporary_file(path: Path) -> Path:
     """Make an empty temporary file beside `path` and return it; after a kill `is_temporary`
     recognizes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, new = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
-    return _certified(Path(made), path.name)
+    return _certified(Path(new), path.name)
 
 
 def temporary_folder(path: Path) -> Path:
     """The same of a folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.")
-    return _certified(Path(made), path.name)
+    new = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.")
+    return _certified(Path(new), path.name)
 
 
 @contextlib.contextmanager
@@ -195,9 +195,9 @@ def is_in_temporary(path: Path) -> bool:
     return any(map(is_temporary, (path, *path.parents)))
 
 
-def _certified(made: Path, name: str) -> Path:
-    """Rename what was made, so that its name identifies it as temporary."""
-    return made.rename(made.with_name(f".{name}.{_mark(name, made.lstat().st_ino)}"))
+def _certified(new: Path, name: str) -> Path:
+    """Rename a file or folder, so that its name identifies it as temporary."""
+    return new.rename(new.with_name(f".{name}.{_mark(name, new.lstat().st_ino)}"))
 
 
 def _mark(name: str, inode: int) -> str:

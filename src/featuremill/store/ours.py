@@ -139,9 +139,9 @@ def discard(path: Path, say: Say = log.warning) -> None:
         if len(mine) == len(inside):
             remove(path)
         else:
-            for place, _, _ in os.walk(path, topdown=False):
+            for folder, _, _ in os.walk(path, topdown=False):
                 with contextlib.suppress(OSError):  # not empty
-                    Path(place).rmdir()
+                    Path(folder).rmdir()
             say(f"{path} is kept: in it is what featuremill did not write, or was changed since.")
     elif path.is_symlink() or path.exists():
         say(f"{path} is kept: featuremill did not write it, or it was changed since.")
@@ -280,7 +280,6 @@ _known: dict[Path, tuple[list[int], Lines]] = {}
 
 
 def _read(record: Path) -> Lines:
-    """Return the lines of a record by file."""
     try:
         stamp = looks(record)
         if (known := _known.get(record)) and known[0] == stamp:

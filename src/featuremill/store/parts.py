@@ -128,6 +128,16 @@ class Part(NamedTuple):
         )
 
 
+def open_source(
+    folder: Results, plan: Plan, source: PlannedShard, only_look: bool = False
+) -> Part | None:
+    """Return the part of a source of `plan`, its own or that of a store, as `open_part` and
+    `open_taken` do."""
+    if isinstance(source, SharedPart):
+        return open_taken(folder, plan, source, only_look)
+    return open_part(folder, plan, source, only_look)
+
+
 def open_part(
     folder: Results, plan: Plan, shard: PlannedShard, only_look: bool = False
 ) -> Part | None:
@@ -241,6 +251,14 @@ def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     if not receipt.counts(len(sha256), num_failed):
         raise _damaged(path, "its receipt counts other records")
     return Part(path, receipt, values, num_failed)
+
+
+def other_columns(path: Path) -> IntegrityError:
+    """Return the error that the part at `path` has other columns than the run's other parts."""
+    return IntegrityError(
+        f"{path}: its columns are not those of the other parts; raise the workload's VERSION, and "
+        "run the same command again."
+    )
 
 
 def columns_of(path: Path) -> pa.Schema:

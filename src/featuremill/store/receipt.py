@@ -126,7 +126,7 @@ class Receipt(JsonFile):
 
 def gpus_of(devices: Sequence[UsedDevice]) -> str:
     """Return what the GPUs among `devices` are called, "GPU 0 (3a9f)"; empty on a CPU."""
-    return " + ".join(gpu_name.gpu(one.uuid, one.number) for one in devices if one.kind == "cuda")
+    return " + ".join(gpu_name.gpu(gpu.uuid, gpu.number) for gpu in devices if gpu.kind == "cuda")
 
 
 def name_of_devices(devices: Sequence[UsedDevice]) -> str:

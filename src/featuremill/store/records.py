@@ -109,14 +109,13 @@ def shard_numbers(
     """
     names = rows["shard"]
     chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
-    found = [np.empty(0, np.int64)]
+    numbers = [np.empty(0, np.int64)]
     for chunk in chunks:
         known = pc.index_in(chunk.dictionary, value_set=shards)
         if known.take(chunk.indices.drop_null()).null_count:
             raise IntegrityError(f"{path}: it names a shard that plan.json does not.")
-        numbers = known.take(chunk.indices).fill_null(-1)
-        found.append(np.asarray(numbers).astype(np.int64))
-    return np.concatenate(found)
+        numbers.append(np.asarray(known.take(chunk.indices).fill_null(-1)).astype(np.int64))
+    return np.concatenate(numbers)
 
 
 def read_records(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -124,6 +123,6 @@ def read_records(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
     order; keys of ids are empty where the run has no sheet."""
     there = pq.read_schema(path).names
     with pq.ParquetFile(path, buffer_size=2**20) as file:
-        asked = [name for name in columns if name in there or name not in KEYS]
-        for batch in file.iter_batches(READ_ROWS, columns=asked):
+        wanted = [name for name in columns if name in there or name not in KEYS]
+        for batch in file.iter_batches(READ_ROWS, columns=wanted):
             yield with_keys(batch).select(list(columns))

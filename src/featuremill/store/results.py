@@ -25,7 +25,7 @@ from featuremill.store import command_line, run_lock
 from featuremill.store.delivery import Delivery, Written, written_of
 from featuremill.store.files import JsonFile, read_json, sha256_of
 from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL, RUN
-from featuremill.store.plan import Plan
+from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
 
 
@@ -46,9 +46,9 @@ def folder_here(run_folder: Path) -> str:
 
 def folder_of_paths(run_folder: Path) -> Path:
     """Return the folder that paths in run.json and plan.json are seen from."""
-    found = RunFile.find(run_folder / RUN) if (run_folder / RUN).is_file() else None
-    if found and found.folder:
-        return Path(os.path.normpath(run_lock.whole_path(run_folder) / found.folder))
+    run = RunFile.find(run_folder / RUN) if (run_folder / RUN).is_file() else None
+    if run and run.folder:
+        return Path(os.path.normpath(run_lock.whole_path(run_folder) / run.folder))
     working, owner = run_lock.working_folder(run_folder), run_lock.read(run_folder)
     return Path(os.path.normpath(working / owner.folder)) if owner else working
 
@@ -118,6 +118,12 @@ class Results(NamedTuple):
     def part(self, recipe: str, shard: str) -> Path:
         return self.store / "parts" / recipe / f"{shard}.arrows"
 
+    def part_of(self, plan: Plan, source: PlannedShard) -> Path:
+        """Return the part of a source of `plan`, here or in a store."""
+        if isinstance(source, SharedPart):
+            return Path(source.path)
+        return self.part(plan.recipe, source.shard)
+
     def kept_receipt(self, recipe: str, shard: str) -> Path:
         """Return the receipt beside the part, which extract adopts."""
         return self.part(recipe, shard).with_suffix(".json")
@@ -157,10 +163,12 @@ class Results(NamedTuple):
         try:
             return Plan.read(self.plan)
         except FileNotFoundError:
-            raise UserError(
-                f"{self.plan}: there is no plan yet; make one first "
-                f"({command_line.again(self.root)})."
-            ) from None
+            raise self.has_no_plan() from None
+
+    def has_no_plan(self) -> UserError:
+        """Return the error that there is no plan.json."""
+        again = command_line.again(self.root)
+        return UserError(f"{self.plan}: there is no plan yet; make one first ({again}).")
 
     def read_plan_of_records(self) -> Plan:
         """Return the content of plan.json, after a check that records.parquet belongs to it.

@@ -165,13 +165,13 @@ def _owner_in(path: Path) -> Owner | None:
 
 def living(folder: Path) -> list[Owner]:
     """Return the other processes that compute runs now of which `folder` is the working folder."""
-    found = []
+    owners = []
     for path in sorted((folder / ".snakemake").glob("featuremill.*.owner")):
         owner = _owner_in(path)
         # A file of ours names the last owner as long as that one's lock may be valid.
         if owner and path.absolute() not in CLAIMED and lock_holder.is_held(path):
-            found.append(owner)
-    return found
+            owners.append(owner)
+    return owners
 
 
 def claim(run_folder: Path) -> TextIO | None:

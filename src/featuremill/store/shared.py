@@ -86,15 +86,15 @@ def problem_with(stores: Sequence[str]) -> str:
     for store in stores:
         if WITH_USER.search(store):
             return WITHOUT_USER
-        found = ADDRESS.match(store)
-        if found and not found[2]:
+        match = ADDRESS.match(store)
+        if match and not match[2]:
             return (
-                f"{store}: an address begins with {found[1]}://, and a folder of such a name with "
+                f"{store}: an address begins with {match[1]}://, and a folder of such a name with "
                 "./; write one of both"
             )
-        if found and found[1] not in SCHEMES and not _is_read_by_fsspec(found[1]):
+        if match and match[1] not in SCHEMES and not _is_read_by_fsspec(match[1]):
             return (
-                f"{store}: no address begins with {found[1]}://; known are {listed(SCHEMES)}, and "
+                f"{store}: no address begins with {match[1]}://; known are {listed(SCHEMES)}, and "
                 "those of fsspec where it is installed (pip install 'featuremill[remote]'), so "
                 "write one of these, or a folder"
             )

@@ -121,9 +121,8 @@ def opened(path: Path) -> Level | None:
             log.warning("%s: this index is damaged, and not used.", path)
             return None
         with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
-            return Level(
-                path, {str(k): int(n) for k, n in json.loads(file.schema.metadata[PARTS]).items()}
-            )
+            parts = json.loads(file.schema.metadata[PARTS])
+            return Level(path, {str(name): int(rows) for name, rows in parts.items()})
     except OSError:  # its owner has just merged it with others
         return None
     except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException):
@@ -189,7 +188,7 @@ def levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
     that."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = Progress(log, "indexing", "parts")
-    made: list[Level] = []
+    levels: list[Level] = []
     names: dict[str, int] = {}
     held: list[Entries] = []
     for count, (name, path) in enumerate(parts.items(), 1):
@@ -198,12 +197,12 @@ def levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
             held.append(_entries(sha256, reasons, len(names)))
             names[name] = len(sha256)
         if sum(names.values()) >= ENTRIES_AT_ONCE:
-            made.append(_written(folder, names, _cut(held)))
+            levels.append(_written(folder, names, _cut(held)))
             names, held = {}, []
         shown.at(count, len(parts))
     if names:
-        made.append(_written(folder, names, _cut(held)))
-    return made
+        levels.append(_written(folder, names, _cut(held)))
+    return levels
 
 
 def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
@@ -217,9 +216,8 @@ def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
 
 def _cut(held: Sequence[Entries]) -> Iterator[Entries]:
     sha256, part, row = joined(held)
-    edges = np.searchsorted(
-        np.ascontiguousarray(sha256).view(np.uint8)[::32], np.arange(NUM_BUCKETS + 1)
-    )
+    first_byte = np.ascontiguousarray(sha256).view(np.uint8)[::32]
+    edges = np.searchsorted(first_byte, np.arange(NUM_BUCKETS + 1))
     for start, end in itertools.pairwise(edges):
         yield sha256[start:end], part[start:end], row[start:end]
 
@@ -235,7 +233,6 @@ def joined(several: Sequence[Entries]) -> Entries:
 
 
 def _written(folder: Path, parts: Mapping[str, int], buckets: Iterable[Entries]) -> Level:
-    """Write a level of `parts` into `folder`."""
     path = folder / "new"
     schema = LEVEL.with_metadata({PARTS: json.dumps(parts).encode()})
     with pa.ipc.new_file(str(path), schema) as file:

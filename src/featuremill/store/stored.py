@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from featuremill.store import delivered, ours
@@ -47,39 +47,35 @@ def is_stored(folder: Results, path: Path) -> bool:
     return ours.is_ours(path)
 
 
-def _delivered(place: Path) -> set[str]:
-    """Return the names of the files of a shard that was delivered in the folder `place`."""
-    path = place / delivered.ANSWER
+def _delivered(shard_folder: Path) -> set[str]:
+    """Return the names of the files of a shard that was delivered in its folder."""
+    path = shard_folder / delivered.ANSWER
     answer = delivered.DeliveredShard.find(path) if path.is_file() else None
     names = [file.path for file in answer.files] if answer else []
     beside = [delivered.index_beside(Path(name)).as_posix() for name in names]
     return {delivered.ANSWER, delivered.FAILURES, *names, *beside} if answer else set()
 
 
-def discard(folder: Results, place: Path) -> None:
+def discard(folder: Results, inside: Path) -> None:
     """Remove what is featuremill's in a folder of the receipts or of the store of a run, and the
     folders that are empty then."""
-    stored = [path for path in _files_below(place) if is_stored(folder, path)]
+    files = (Path(each, name) for each, _, names in os.walk(inside) for name in names)
+    stored = [path for path in files if is_stored(folder, path)]
     # Last the files that name others, so that these are known after a kill.
     for path in sorted(stored, key=lambda path: path.name == delivered.ANSWER):
         path.unlink(missing_ok=True)
-    for inside, _, _ in os.walk(place, topdown=False):
+    for each, _, _ in os.walk(inside, topdown=False):
         with contextlib.suppress(OSError):  # not empty
-            Path(inside).rmdir()
+            Path(each).rmdir()
 
 
 def forget_delivered(folder: Results, keys: Collection[str]) -> None:
     """Remove what was delivered for other results than those of these folders; without any, also
     what was laid out for it."""
-    place = folder.store / delivered.FOLDER
-    for each in place.iterdir() if place.is_dir() else ():
+    shards = folder.store / delivered.FOLDER
+    for each in shards.iterdir() if shards.is_dir() else ():
         if each.name not in keys:
             discard(folder, each)
     if not keys:
-        discard(folder, place)
+        discard(folder, shards)
         discard(folder, folder.store / delivered.IDENTITIES)
-
-
-def _files_below(place: Path) -> Iterator[Path]:
-    for inside, _, names in os.walk(place):
-        yield from (Path(inside, name) for name in names)

@@ -86,9 +86,8 @@ class Writer:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             self.num_bytes = os.fstat(self._file).st_size
             # A killed writer's last line may lack its end.
-            self._is_torn = (
-                self.num_bytes > 0 and os.pread(self._file, 1, self.num_bytes - 1) != b"\n"
-            )
+            last = os.pread(self._file, 1, max(0, self.num_bytes - 1))
+            self._is_torn = last not in (b"", b"\n")
 
     @contextlib.contextmanager
     def _giving_up(self) -> Any:
@@ -104,16 +103,11 @@ class Writer:
             self._facts = {"start": facts, "devices": []}
         elif event == "device":
             self._facts["devices"] = facts["devices"]
-        else:
-            self._repeat()
-            self._append(event, facts)
-            return
-        self._append(event, facts)
-        self._repeated_at = self.num_bytes
-
-    def _repeat(self) -> None:
-        if self._facts and self.num_bytes - self._repeated_at >= AGAIN_BYTES:
+        elif self._facts and self.num_bytes - self._repeated_at >= AGAIN_BYTES:
             self._append("again", self._facts)
+            self._repeated_at = self.num_bytes
+        self._append(event, facts)
+        if event in ("start", "device"):
             self._repeated_at = self.num_bytes
 
     def _append(self, event: str, facts: dict[str, Any]) -> None:

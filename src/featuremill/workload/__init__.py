@@ -3,7 +3,7 @@
 A workload is a module (or any object) with the attributes of `Workload`. Its package registers it
 as an entry point in the group `featuremill.workloads`. The core does planning, devices, batches,
 the journal, retries, merging, accounting and the report. A workload defines its records and
-computes their values. Optional attributes are in `featuremill.workload.optional`, readers of common
+computes their values. Optional attributes are in `featuremill.workload.contract`, readers of common
 files in `featuremill.inputs`, and errors, texts and reasons in `featuremill.kit` (docs/kit.md).
 """
 
@@ -21,27 +21,20 @@ from featuremill.base.devices import Device as Device
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.store.formats import Kind as Kind
 from featuremill.workload import plugin_errors
+from featuremill.workload.contract import Checkpoint as Checkpoint
+from featuremill.workload.contract import Checkpoints as Checkpoints
+from featuremill.workload.contract import Converted as Converted
+from featuremill.workload.contract import EstimatesMemory as EstimatesMemory
 from featuremill.workload.contract import Record as Record
 from featuremill.workload.contract import RecordFailed as RecordFailed
+from featuremill.workload.contract import UnitWork as UnitWork
 from featuremill.workload.contract import Weights as Weights
 from featuremill.workload.contract import Workload as Workload
 from featuremill.workload.contract import WorkloadOptions as WorkloadOptions
+from featuremill.workload.contract import optional as optional
 from featuremill.workload.option_files import OptionFile as OptionFile
 from featuremill.workload.option_files import OptionFolder as OptionFolder
 from featuremill.workload.option_files import OptionWeights as OptionWeights
-from featuremill.workload.optional import AskedByModel as AskedByModel
-from featuremill.workload.optional import Cautions as Cautions
-from featuremill.workload.optional import Checkpoint as Checkpoint
-from featuremill.workload.optional import Checkpoints as Checkpoints
-from featuremill.workload.optional import Converted as Converted
-from featuremill.workload.optional import EstimatesMemory as EstimatesMemory
-from featuremill.workload.optional import EstimatesWork as EstimatesWork
-from featuremill.workload.optional import HasCheckpoints as HasCheckpoints
-from featuremill.workload.optional import HasPrecisions as HasPrecisions
-from featuremill.workload.optional import ReportsWays as ReportsWays
-from featuremill.workload.optional import StartsAhead as StartsAhead
-from featuremill.workload.optional import UnitWork as UnitWork
-from featuremill.workload.optional import optional as optional
 
 DEFAULT = "esm2"
 """The workload of a config without `workload`, and of `featuremill weights`."""

@@ -90,7 +90,8 @@ class Queue:
         if not self._waiting:
             return None
         rows, is_alone = self._waiting.popleft()
-        first, *others = self._within_limit(rows)
+        pieces = make_batches([self._costs[row] for row in rows], self._limit)
+        first, *others = ([rows[index] for index in piece] for piece in pieces)
         if left := [row for piece in others for row in piece]:
             # A small remainder joins the next batch; otherwise each cut would leave a tiny one.
             is_small = self.cost(left) < self._limit and not is_alone
@@ -152,10 +153,6 @@ class Queue:
                 "the option for the size of a batch (such as batch_tokens) to that number."
             )
         self._limit = fits
-
-    def _within_limit(self, rows: list[int]) -> list[list[int]]:
-        pieces = make_batches([self._costs[row] for row in rows], self._limit)
-        return [[rows[index] for index in piece] for piece in pieces]
 
     def _put_in_front(self, batches: list[list[int]], is_alone: bool) -> None:
         self._waiting.extendleft((rows, is_alone) for rows in reversed(batches))

@@ -1,10 +1,12 @@
-"""Compute one batch, turn its errors into reasons, and build the rows of a part from its values."""
+"""Compute one batch, turn its errors into reasons, and build the rows of a part from its values;
+compute payloads in this process, in batches as in a run, without journal and files."""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,8 @@ from featuremill.base import arrays, faults, reasons
 from featuremill.base.text import one_line
 from featuremill.base.words import human_bytes
 from featuremill.store.journal import part_schema
-from featuremill.workload import RecordFailed, Workload
-from featuremill.workload.batches import Batch, Queue
+from featuremill.workload import RecordFailed, Workload, plugin_errors
+from featuremill.workload.batches import Batch, Queue, make_batches
 from featuremill.workload.plugin_errors import REASON
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
@@ -32,8 +34,8 @@ def values_of(
 def free_device_memory() -> None:
     """Release cached device memory, so that a smaller batch has all of it."""
     gc.collect()
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()  # does nothing before CUDA is initialised
 
 
 def free_on_gpu() -> str:
@@ -96,10 +98,11 @@ def rows_of_part(
     if bad.any():
         values = values.take(pa.array(np.arange(num_rows), mask=bad))
     digests = pa.py_buffer(b"".join(sha256))
+    ends = np.arange(num_rows + 1, dtype=np.int32) * len(b"ok")
     columns = [
         pa.Array.from_buffers(pa.binary(32), num_rows, [None, digests]),
         # Arrow's constructors import pandas, which takes a third of a second.
-        _repeated(b"ok", num_rows),
+        pa.StringArray.from_buffers(num_rows, pa.py_buffer(ends), pa.py_buffer(b"ok" * num_rows)),
         pa.nulls(num_rows, pa.string()),
     ]
     if bad.any():
@@ -118,6 +121,59 @@ def reasons_of(values: pa.RecordBatch, given_reasons: Sequence[str | None]) -> l
     return why
 
 
-def _repeated(text: bytes, count: int) -> pa.StringArray:
-    ends = np.arange(count + 1, dtype=np.int32) * len(text)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text * count))
+Refuse = Callable[[int, str], object]
+"""A function of the index of a payload that cannot be computed, and the reason; it may raise."""
+
+
+def values_in_batches(
+    workload: Workload,
+    model: Any,
+    options: Any,
+    payloads: Sequence[bytes],
+    budget: int,
+    refuse: Refuse,
+    warn: Callable[[str], object],
+    is_finite_only: bool = True,
+    name: str = "",
+) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
+    """Yield values until all `payloads` are computed or refused: for each row the indices of its
+    payloads, and the values. Equal payloads are computed once.
+
+    The batches are those of a run with one shard. If memory runs out they get smaller, and `warn`
+    is called once. Rows with a value that is not finite are refused, unless `is_finite_only` is
+    False. `name` is the workload's, for its errors.
+    """
+    indices: dict[bytes, list[int]] = {}
+    for index, payload in enumerate(payloads):
+        indices.setdefault(payload, []).append(index)
+    distinct = sorted(indices, key=lambda payload: hashlib.sha256(payload).digest())
+    costs = plugin_errors.costs_of(name, workload, distinct, options)
+
+    def refuse_all(row: int, reason: str) -> None:
+        for index in indices[distinct[row]]:
+            refuse(index, reason)
+
+    queue = Queue(costs, budget, workload.COST_UNIT, warn)
+    queue.add(make_batches(costs, budget), is_alone=True)
+    while batch := queue.take():
+        chosen = [distinct[row] for row in batch.rows]
+        try:
+            values = values_of(workload, model, chosen, batch.budget)
+        except Exception as error:
+            if not (isinstance(error, RecordFailed) or faults.is_out_of_memory(error)):
+                with plugin_errors.attributed_to(name, "prepare, run or collect"):
+                    raise
+            if not queue_again(queue, batch, error):
+                refuse_all(batch.rows[0], reason_of(error))
+            continue
+        queue.ran()
+        plugin_errors.refuse_answer(name, values, len(chosen))
+        values, why = split_reasons(values)
+        if is_finite_only:
+            why = reasons_of(values, why)
+        rows, bad = np.array(batch.rows), np.array([reason is not None for reason in why], np.bool_)
+        for row, reason in zip(batch.rows, why, strict=True):
+            if reason is not None:
+                refuse_all(row, reason)
+        good = [indices[distinct[row]] for row in rows[~bad].tolist()]
+        yield good, values.filter(pa.array(~bad)) if bad.any() else values

@@ -1,4 +1,4 @@
-"""The types of a page's figures and charts.
+"""The types of a page's figures and charts, with their axes, scales and colours.
 
 Charts contain data and geometry only. The page sets colours and fonts (assets/charts.js), for light
 and dark screens. A range such as `["--first"]` names colours of its style sheet.
@@ -6,7 +6,7 @@ and dark screens. A range such as `["--first"]` names colours of its style sheet
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -70,3 +70,28 @@ def values(rows: Iterable[dict[str, Any]]) -> Any:
     """Return `rows` as the data of a chart."""
     with debug_mode(False):  # altair would check thousands of rows against its schema
         return alt.Data(values=list(rows))
+
+
+NOTHING_COMPUTED = "No record was left to compute, so there is nothing to show."
+CATEGORIES = ("--first", "--second", "--third", "--fourth", "--fifth", "--sixth", "--seventh")
+"""Colours that can be distinguished with any type of colour vision."""
+
+
+def axis(**settings: Any) -> Any:
+    """Return an axis for large numbers (12k) and small ones, for which Vega writes 0k and 600m."""
+    words = "datum.value === 0 ? '0' : datum.value < 1 ? format(datum.value, '~r') : datum.label"
+    return alt.Axis(format="~s", labelExpr=words, **settings)
+
+
+def from_zero(num_ticks: int) -> Any:
+    """Return a scale from zero that ends on a tick of an axis with about `num_ticks` ticks."""
+    return alt.Scale(zero=True, nice=num_ticks)
+
+
+def categories(names: Sequence[str], rest: Sequence[str] = ()) -> Any:
+    """Return a scale with a colour for each name; the last names have the colours `rest`.
+
+    Colours repeat after the seventh name.
+    """
+    own = (CATEGORIES[n % len(CATEGORIES)] for n in range(len(names) - len(rest)))
+    return alt.Scale(domain=list(names), range=[*own, *rest])

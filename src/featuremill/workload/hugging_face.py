@@ -7,6 +7,7 @@ its architecture.
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import logging
 import re
@@ -64,12 +65,10 @@ def download(url: str, path: Path, sha256: str = "") -> None:
 
 
 def _tag(partial: Path) -> Path:
-    """Return the path of the file with the ETag of `partial`."""
     return partial.with_name(f"{partial.name}.etag")
 
 
 def _complete(url: str, partial: Path) -> None:
-    """Download `url` into `partial` completely, with several connections if needed."""
     shown, failures = Progress(log, "downloading", "MB"), 0
     while True:
         before = _size(partial)
@@ -194,15 +193,28 @@ def place_of(model: str) -> Path:
     return folder or path
 
 
+def download_command(name: str) -> str:
+    """Return the command that downloads `name` from Hugging Face. Where `hf` is missing, that which
+    installs it comes first."""
+    has_hf = importlib.util.find_spec("huggingface_hub") is not None
+    install = "" if has_hf else "pip install huggingface_hub, then "
+    return f"{install}hf download {name}"
+
+
+def how_to_download(name: str, folder: str) -> str:
+    """Return advice how to download `name` into the cache, or elsewhere into `folder`."""
+    return (
+        f"type {download_command(name)} here, or on a machine with a network: hf download {name} "
+        f"--local-dir {folder}, and set model: to that folder"
+    )
+
+
 def how_to_get(model: str) -> str:
     """Return advice how to download `model`, if it has the form of a name; else ""."""
     if not is_name(model):
         return ""
-    name = model.rpartition("/")[2]
-    return (
-        f"if it is a name on Hugging Face, type hf download {model} here, or on a machine with a "
-        f"network: hf download {model} --local-dir {name}, and set model: to that folder"
-    )
+    advice = how_to_download(model, model.rpartition("/")[2])
+    return f"if it is a name on Hugging Face, {advice}"
 
 
 def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
@@ -254,23 +266,11 @@ def refuse_adapter(folder: Path) -> None:
         )
 
 
-def _parts_of(index: Path) -> list[str]:
-    """Return the file names in an index of weights.
-
-    Raises:
-        UserError: if there are none.
-    """
-    parts = json_of(index).get("weight_map")
-    if not isinstance(parts, dict) or not parts:
-        raise UserError(f"{index}: it maps no weights to files; download it again.")
-    return sorted({Path(str(part)).name for part in parts.values()})
-
-
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the checkpoint's files in `folder`: safetensors, else pickles.
 
     Raises:
-        UserError: if there is none, or a file of its index is missing.
+        UserError: if there is none, or its index names none, or one that is missing.
     """
     for name in (*SAFETENSORS, *PICKLES):
         path = folder / name
@@ -278,7 +278,12 @@ def checkpoint_files(folder: Path) -> list[Path]:
             continue
         if not name.endswith(INDEX):
             return [path]
-        files = [folder / part for part in _parts_of(path)]
+        parts = json_of(path).get("weight_map")
+        if not isinstance(parts, dict) or not parts:
+            raise UserError(f"{path}: it maps no weights to files; download it again.")
+        files = [
+            folder / name for name in sorted({Path(str(part)).name for part in parts.values()})
+        ]
         if missing := [file.name for file in files if not file.is_file()]:
             raise UserError(f"{path}: it names {missing[0]}, which is not there; download it too.")
         return files

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.workload import Kind, OptionFile, WorkloadOptions
-from featuremill.workload.optional import Wish
+from featuremill.workload.contract import Wish
 
 ATTRIBUTES = ("layers", "pool", "dtype", "long")
 ONE_TOKEN = ("bos_", "cls_", "max_")
@@ -87,7 +87,6 @@ class ResidueOptions(NetworkOptions):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse contradictory options and options without effect."""
         if "none" in self.pool and len(self.pool) > 1:
             raise ValueError("pool: none excludes the others")
         if "none" in self.pool and not self.per_residue:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.metadata import EntryPoint
 from numbers import Integral
@@ -31,17 +32,8 @@ MOST_SHOWN = 200
 """Largest number of characters of an error's text in a message."""
 REASON = "reason"
 """The column of `collect` with the reason for each row without values."""
-DUE = {
-    "id": (str,),
-    "description": (str,),
-    "payload": (bytes,),
-    "source": (str,),
-    "line": (int, Integral),
-    "reason": (str,),
-    "note": (str,),
-    "length": (int, Integral, type(None)),
-}
-"""The fields of a record, with the allowed types of each."""
+FIELDS: tuple[Any, ...] = (str, str, bytes, str, Integral, str, str, (Integral, type(None)))
+"""The types of the fields of a record, in their order."""
 
 log = logging.getLogger("featuremill.workload")
 
@@ -145,24 +137,13 @@ def _checked(
 
     number = 0
     try:
-        for record in workload.records(inputs, options):
-            number += 1
-            # A fast check for millions of records; details only if it fails.
-            if type(record) is Record:
-                id, description, payload, source, line, reason, note, length = record
-                if (
-                    type(payload) is bytes
-                    and type(id) is str
-                    and type(line) is int
-                    and type(description) is str
-                    and type(source) is str
-                    and type(reason) is str
-                    and type(note) is str
-                    and (length is None or type(length) is int)
-                ):
-                    yield record
-                    continue
-            _refuse_record(name, record, number)
+        for number, record in enumerate(workload.records(inputs, options), 1):
+            if not (isinstance(record, Record) and _fits(record)):
+                raise plugin_error(
+                    name,
+                    f"records gave {record!r:.{MOST_SHOWN}} as number {number:,}, which is "
+                    "no Record with the types of its fields",
+                )
             yield record
     except OWN_SENTENCE:
         raise
@@ -170,20 +151,8 @@ def _checked(
         raise _raised(name, "records", error, f" at record {number + 1:,}") from error
 
 
-def _refuse_record(name: str, record: Any, number: int) -> None:
-    """Raise WorkloadError if a field has a wrong type; subclasses pass."""
-    from featuremill.workload.contract import Record
-
-    if not isinstance(record, Record):
-        raise plugin_error(
-            name, f"records gave {_kind(record)} as number {number:,} where a Record is due"
-        )
-    for field, types in DUE.items():
-        if not isinstance(value := getattr(record, field), types):
-            due = types[0].__name__
-            raise plugin_error(
-                name, f"record {number:,} has {_kind(value)} as {field} where {due} is due"
-            )
+def _fits(record: Record) -> bool:
+    return all(isinstance(value, types) for value, types in zip(record, FIELDS, strict=True))
 
 
 def costs_of(
@@ -196,14 +165,9 @@ def costs_of(
     """
     with attributed_to(name, "cost"):
         costs = [workload.cost(payload, options) for payload in payloads]
-    if set(map(type, costs)) - {int} or min(costs, default=1) < 1:
-        for cost in costs:
-            if not hasattr(cost, "__index__") or cost < 1:
-                raise plugin_error(
-                    name,
-                    f"cost gave {cost!r:.50} for a record, where a whole number of at least 1 is "
-                    "due",
-                )
+        least = min(map(operator.index, costs), default=1)
+    if least < 1:
+        raise plugin_error(name, f"cost gave {least} for a record, and at least 1 is due")
     return costs
 
 
@@ -213,27 +177,17 @@ def schema_of(
     """Return the columns of values of the workload called `name`.
 
     Raises:
-        WorkloadError: if it is not a valid schema, or a column has one of the `reserved` names.
+        WorkloadError: if it has no column, or a column has one of the `reserved` names.
     """
-    import pyarrow as pa
-
     with attributed_to(name, "schema"):
         schema = workload.schema(options, weights)
-    if not isinstance(schema, pa.Schema):
-        raise plugin_error(name, f"schema gave {_kind(schema)} where a pyarrow.Schema is due")
-    names: list[str] = schema.names
-    if not names:
-        raise plugin_error(name, "schema has no column")
-    if taken := next((column for column in names if column in reserved), None):
-        others = ", ".join(sorted(reserved))
+        names: list[str] = schema.names
+    if not names or len({*names, *reserved}) < len(names) + len(reserved):
+        columns, others = ", ".join(names) or "none", ", ".join(sorted(reserved))
         raise plugin_error(
-            name, f"schema has a column {taken!r}, which is the core's ({others} are)"
-        )
-    if twice := next((column for column in names if names.count(column) > 1), None):
-        raise plugin_error(name, f"the column {twice!r} stands twice in schema")
-    if empty := next((field.name for field in schema if pa.types.is_null(field.type)), None):
-        raise plugin_error(
-            name, f"the column {empty!r} is of type null in schema, which holds no value"
+            name,
+            f"schema has the columns {columns}; at least one is due, each name once, and none that "
+            f"is the core's ({others} are)",
         )
     return schema
 
@@ -258,12 +212,10 @@ def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> i
         WorkloadError: if it is not a whole number of at least 1.
     """
     with attributed_to(name, "batch_cost"):
-        cost: Any = workload.batch_cost(options, device)
-    if not isinstance(cost, Integral) or cost < 1:
-        raise plugin_error(
-            name, f"batch_cost gave {cost!r:.50} where a whole number of at least 1 is due"
-        )
-    return int(cost)
+        cost = operator.index(workload.batch_cost(options, device))
+    if cost < 1:
+        raise plugin_error(name, f"batch_cost gave {cost}, and at least 1 is due")
+    return cost
 
 
 def refuse_answer(name: str, values: Any, num_rows: int, schema: pa.Schema | None = None) -> None:

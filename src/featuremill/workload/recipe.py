@@ -17,12 +17,12 @@ from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.workload import (
     EstimatesMemory,
-    HasPrecisions,
     Weights,
     Workload,
     WorkloadOptions,
     find_workload,
     option_files,
+    optional,
     plugin_errors,
 )
 from featuremill.workload.option_files import execution_of
@@ -115,9 +115,7 @@ def precision_name_of(settings: Settings) -> str:
         workload = find_workload(settings.workload)
     except UserError:
         return ""
-    if not isinstance(workload, HasPrecisions):
-        return ""
-    return str(settings.options.get(workload.PRECISION, ""))
+    return str(settings.options.get(optional(workload, "PRECISION"), ""))
 
 
 def versions(workload: Workload) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from featuremill.base.errors import UserError, WorkloadError
 from featuremill.workload.networks import set_matmul_precision
 
 __all__ = ["DIRECT", "HOST", "Copies", "dealt", "free_bytes", "num_wrong", "over", "places", "ways"]
+Value = TypeVar("Value")
 HOST = torch.device("cpu")
 PROBE_NUMBERS = 2**18
 """Numbers that are copied between devices and back: 1 MiB."""
@@ -149,7 +150,7 @@ def over(
 
     def bring_back(_: nn.Module, __: Any, outputs: Any) -> Any:
         _make_current(devices[0])
-        return _each(outputs, lambda tensor: copies.bring(tensor, devices[0]))
+        return each_tensor(outputs, lambda tensor: copies.bring(tensor, devices[0]))
 
     held[-1].register_forward_hook(bring_back)
     return copies
@@ -199,7 +200,7 @@ def _bring_inputs(layers: Sequence[nn.Module], device: torch.device, copies: Cop
         _make_current(device)
         if layer is layers[0]:
             known.clear()
-        return _each(inputs, bring), _each(named, bring)
+        return each_tensor(inputs, bring), each_tensor(named, bring)
 
     for layer in layers:
         layer.register_forward_pre_hook(bring_all, with_kwargs=True)
@@ -211,13 +212,26 @@ def _make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return tuples, lists and dictionaries of tensors with each tensor changed."""
+def each_tensor(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """Return a tensor, or tuples, lists and dictionaries of tensors, with each tensor changed."""
+    changed: Any = value
+    kind: Any = type(value)
     if isinstance(value, Tensor):
-        return change(value)
-    if type(value) is dict:
-        return {name: _each(item, change) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_each(item, change) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+        changed = change(value)
+    elif kind is dict:
+        changed = {name: each_tensor(item, change) for name, item in changed.items()}
+    elif isinstance(value, tuple | list):
+        parts = [each_tensor(item, change) for item in value]
+        changed = kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return cast(Value, changed)
+
+
+def on_device(value: Value, device: torch.device) -> Value:
+    """Return tensors, as in `each_tensor`, on `device`; the host does not wait for copies to it."""
+    return each_tensor(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pinned(value: Value, device: torch.device) -> Value:
+    """Return tensors on the host, as in `each_tensor`, in pinned memory if `device` is a GPU: then
+    copies do not block the host."""
+    return value if device.type == "cpu" else each_tensor(value, Tensor.pin_memory)

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,8 @@ from featuremill.store.plan import Settings
 from featuremill.store.weights_file import CheckpointFile, WeightsFile
 from featuremill.workload import (
     DEFAULT,
-    Cautions,
     Checkpoint,
     Checkpoints,
-    HasCheckpoints,
     Weights,
     Workload,
     WorkloadOptions,
@@ -57,9 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _checkpoints(workload: str) -> Checkpoints | None:
-    """Return the checkpoints that a workload converts; None if it converts none."""
-    module = find_workload(workload)
-    return module.CHECKPOINTS if isinstance(module, HasCheckpoints) else None
+    checkpoints: Checkpoints | None = optional(find_workload(workload), "CHECKPOINTS")
+    return checkpoints
 
 
 def is_path(model: str, workload: str = DEFAULT) -> bool:
@@ -111,7 +109,7 @@ def caution_of(workload: str, options: WorkloadOptions | Mapping[str, Any]) -> s
         module = find_workload(workload)
         if isinstance(options, Mapping):
             options = _options_in(module, options)
-        return module.caution(options) if isinstance(module, Cautions) else ""
+        return str(optional(module, "caution")(options))
     except (UserError, AttributeError):
         return ""
 
@@ -206,7 +204,9 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     folder = cache_folder(cache).absolute() / checkpoints.LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
-    weights = None if _may_be_written(lock) else _cached(record)
+    # A cache of another user may be read-only.
+    may_lock = not folder.exists() or os.access(lock if lock.exists() else folder, os.W_OK)
+    weights = None if may_lock else _cached(record)
     if weights is None:
         with _locked(lock):
             weights = _cached(record)
@@ -216,11 +216,6 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     assert weights.source
     here = weights.source.model_copy(update={"location": source.location})
     return weights.model_copy(update={"source": here})
-
-
-def _may_be_written(lock: Path) -> bool:
-    """Return whether this user may take the lock; a cache of another user may be read-only."""
-    return not lock.parent.exists() or os.access(lock if lock.exists() else lock.parent, os.W_OK)
 
 
 def _cached(record: Path) -> WeightsFile | None:
@@ -245,7 +240,6 @@ def _cached(record: Path) -> WeightsFile | None:
 
 
 def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> WeightsFile:
-    """Write the weights of `source` to `path`; return their record."""
     with files.replacing(path) as temporary:
         converted = checkpoints.convert(source, temporary)
     if not source.path.exists():  # the download may have another path
@@ -278,9 +272,6 @@ def _locked(path: Path) -> Iterator[None]:
             f"{path.parent}: converted weights cannot be kept here ({error.strerror}); "
             f"{_ANOTHER_FOLDER}."
         ) from None
-    with locked(path, _say_waiting, _ANOTHER_FOLDER):
+    waiting = partial(_log.info, "waiting for another process that converts the same model")
+    with locked(path, waiting, _ANOTHER_FOLDER):
         yield
-
-
-def _say_waiting() -> None:
-    _log.info("waiting for another process that converts the same model")

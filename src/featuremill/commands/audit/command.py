@@ -7,13 +7,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from featuremill import config
 from featuremill.commands.audit.measure import IsAudited
-from featuremill.commands.audit.sample import Sample, draw
+from featuremill.commands.audit.sample import draw
 from featuremill.config import project
 from featuremill.kit.devices import devices_for, with_processors
 from featuremill.kit.errors import UserError
@@ -87,7 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
     assert isinstance(workload, IsAudited)
     sample = draw(plugin_errors.records_of(name, workload, paths, options), arguments.sample)
     if not sample.proteins:
-        raise UserError(_all_refused(paths, sample))
+        (reason, count), *_ = sample.refused.most_common()
+        only = sample.records == 1
+        all_of_them = "the only record was" if only else f"all {sample.records:,} records were"
+        raise UserError(
+            f"{', '.join(map(str, paths))}: {all_of_them} refused, {count:,} because: {reason} "
+            f"(first: {sample.first_refused[reason]}); give a file of proteins."
+        )
     network = weights.weights_of(weights.convert(workload.weights(options) or "", workload=name))
     for dtype in dtypes:  # refuse a dtype before anything is computed
         chosen = type(options).model_validate(options.model_dump() | {workload.PRECISION: dtype})
@@ -158,14 +163,3 @@ def _default_dtypes(device: Device, own: str) -> list[str]:
     usual = ["bf16"] if device.has_bf16 else []
     usual += ["fp16"] if device.kind == "cuda" else []
     return usual + ([own] if own in ("bf16", "fp16") else [])
-
-
-def _all_refused(inputs: Sequence[Path], sample: Sample) -> str:
-    number = sample.records
-    (reason, count), *_ = sample.refused.most_common()
-    all_of_them = "the only record was" if number == 1 else f"all {number:,} records were"
-    return (
-        f"{', '.join(map(str, inputs))}: {all_of_them} refused, "
-        f"{count:,} because: {reason} (first: {sample.first_refused[reason]}); "
-        "give a file of proteins."
-    )

@@ -27,7 +27,6 @@ from featuremill.kit.text import Progress
 from featuremill.workload import (
     Device,
     EstimatesMemory,
-    HasPrecisions,
     Kind,
     Weights,
     Workload,
@@ -35,15 +34,17 @@ from featuremill.workload import (
     optional,
     plugin_errors,
 )
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.compute import values_in_batches
 from featuremill.workload.outputs import kind_of
 
 
 @runtime_checkable
-class IsAudited(HasPrecisions, Protocol):
+class IsAudited(Protocol):
     """A workload whose number types can be compared. An optional `ONE_TOKEN` has the prefixes of
     columns with values of a single token. These are less exact in 16 bits than means over tokens,
     so they have a wider bound."""
+
+    PRECISION: str
 
     def audited(self, options: Any, precision: str) -> Any:
         """Return resolved `options` in this precision that deliver all vectors unrounded. Each
@@ -78,7 +79,6 @@ class Task(NamedTuple):
     device: Device
     weights: Weights
     name: str = ""
-    """The name of the workload."""
 
     @property
     def precisions(self) -> IsAudited:
@@ -179,7 +179,10 @@ def compared(row: int, column: str, actual_VD: Matrix, expected_VD: Matrix) -> C
     """Compare a protein's vectors with those of the reference."""
     if not np.isfinite(actual_VD).all():
         return Compared(row, column, False, len(actual_VD), 0.0, -1.0, np.inf)
-    cosines, l2 = _cosines(actual_VD, expected_VD), _relative_l2(actual_VD, expected_VD)
+    cosines, differences = _cosines(actual_VD, expected_VD), actual_VD - expected_VD
+    distance = float(np.sqrt(_sums(differences, differences).sum()))
+    size = float(np.sqrt(_sums(expected_VD, expected_VD).sum()))
+    l2 = distance / max(size, float(np.finfo(np.float32).tiny))
     sums = len(actual_VD), float(cosines.sum()), float(cosines.min())
     return Compared(row, column, True, *sums, l2)
 
@@ -191,14 +194,6 @@ def _cosines(values: Matrix, expected: Matrix) -> npt.NDArray[np.float64]:
     same = (values == expected).all(1).astype(np.float64)  # the cosine of a zero vector
     cosines: npt.NDArray[np.float64] = np.divide(products, norms, out=same, where=norms > 0)
     return np.minimum(cosines, 1.0, out=cosines)
-
-
-def _relative_l2(values: Matrix, expected: Matrix) -> float:
-    """Return the norm of the difference of all rows, divided by the norm of `expected`."""
-    difference = values - expected
-    distance = float(np.sqrt(_sums(difference, difference).sum()))
-    size = float(np.sqrt(_sums(expected, expected).sum()))
-    return distance / max(size, float(np.finfo(np.float32).tiny))
 
 
 def _sums(first: Matrix, other: Matrix) -> npt.NDArray[np.float64]:
@@ -301,7 +296,6 @@ def _matrices(column: pa.Array) -> Iterator[Matrix]:
 
 
 def _refuse(task: Task, dtype: str, protein: Protein, reason: str) -> None:
-    """Raise UserError for a protein that cannot be computed."""
     shorter = optional(task.workload, "REMEDIES").get("shorter records")
     remedy = REMEDIES.get(reasons.kind_of(reason), "leave it out").format(
         weights=task.weights.name, shorter=f"set {shorter}, or " if shorter else ""

@@ -54,11 +54,9 @@ class Worst(BaseModel):
     place: str
     """The file and line of the record."""
     column: str
-    """The column with the record's lowest cosine."""
     cosine_min: float | None
     """The lowest cosine; None if a value is not finite."""
     relative_l2: float | None
-    """The relative L2 distance in that column."""
 
 
 class Audited(BaseModel):

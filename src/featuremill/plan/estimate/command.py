@@ -25,7 +25,7 @@ from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import DEFAULT, Device, EstimatesMemory, HasCheckpoints, Weights, Workload
+from featuremill.workload import DEFAULT, Device, EstimatesMemory, Weights, Workload, optional
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.recipe import settings_of
@@ -73,19 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
     read = _project_of(arguments)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:
         paths = project.records_now(read, Path(scratch))
-        each = [_estimate(run, arguments, paths[name]) for name, run in read.runs.items()]
-    more = f"Not in this: {listed(made.label for made in read.products)}." if read.products else ""
-    is_one = len(each) == 1 and not read.products
-    estimate = each[0] if is_one else WholeEstimate.of(read.name, each, more)
-    answers = [line for one in each for line in one.answer(arguments.device)]
+        runs = [_estimate(run, arguments, paths[name]) for name, run in read.runs.items()]
+    more = f"Not in this: {listed(each.label for each in read.products)}." if read.products else ""
+    is_single = len(runs) == 1 and not read.products
+    estimate = runs[0] if is_single else WholeEstimate.of(read.name, runs, more)
+    answers = [line for run in runs for line in run.answer(arguments.device)]
     page = "\n".join([*answers, *estimate.lines()])
-    said = estimate.model_dump_json(indent=2) if arguments.json else page
-    sys.stdout.write(f"{said}\n")
+    text = estimate.model_dump_json(indent=2) if arguments.json else page
+    sys.stdout.write(f"{text}\n")
     return 0
 
 
 def _project_of(arguments: argparse.Namespace) -> project.ProjectConfig:
-    """Return the project of a config, or of records and a model."""
     path: Path = arguments.config
     is_config = path.suffix in (".yaml", ".yml") or not path.is_file()
     if is_config and not (arguments.model or arguments.workload):
@@ -125,21 +124,21 @@ def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
     Raises:
         UserError: the weights are not here, and the workload needs them.
     """
-    asked = workload.weights(options)
-    if not asked:
+    model = workload.weights(options)
+    if not model:
         return None
-    path = Path(weights_verb.json_of(asked, name))
+    path = Path(weights_verb.json_of(model, name))
     if entry := WeightsFile.find(path):
         return weights_verb.weights_of(entry)
     if isinstance(workload, EstimatesMemory):
         return workload.weights_ahead(options)
-    if isinstance(workload, HasCheckpoints):
-        command = weights_verb.command_for(asked, name, str(path))
+    if optional(workload, "CHECKPOINTS"):
+        command = weights_verb.command_for(model, name, str(path))
         raise UserError(
             f"{path}: the weights of this run are not there yet; type `{command}` first, then "
             "this command again."
         )
-    return Weights(Path(asked).name, place_of(asked), "", {})  # taken as they are, and not hashed
+    return Weights(Path(model).name, place_of(model), "", {})  # taken as they are, and not hashed
 
 
 def device_called(name: str | None, *, is_gpu: bool) -> Device:

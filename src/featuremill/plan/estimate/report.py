@@ -15,11 +15,10 @@ from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.this_process import nearest_folder, num_cores
 from featuremill.base.words import counted, duration, human_bytes, listed
 from featuremill.config import Run
-from featuremill.plan import needed_memory, speeds
+from featuremill.plan import needs, speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import overheads
 from featuremill.plan.estimate.work import Work
-from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import choose, work_of
 from featuremill.plan.speeds import JobSpec, Speed, cards_called
 from featuremill.store.disk_space import expected_bytes
@@ -29,7 +28,6 @@ from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
 from featuremill.workload import (
     Device,
     EstimatesMemory,
-    HasCheckpoints,
     Weights,
     optional,
     plugin_errors,
@@ -211,19 +209,15 @@ class Case:
         plan, config, is_gpu = self.work.plan, self.config, self.device.kind == "cuda"
         workload = config.module
         # Not the settings', which lack the options that no recipe holds.
-        resolved = plugin_errors.resolved(
-            config.workload, workload, config.options, self.device, self.weights
-        )
+        about = config.options, self.device, self.weights
+        resolved = plugin_errors.resolved(config.workload, workload, *about)
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values, config)
-        rows, works = zip(
-            *(self._row(number, values, around, given_rate, startup) for number in slots),
-            strict=True,
-        )
-        work = works[0]  # what follows hardly depends on the number of slots
-        too_large = needed_memory.too_large(config, self.device, self.weights, plan)
+        estimates = [self._row(number, values, around, given_rate, startup) for number in slots]
+        _, work = estimates[0]  # what follows hardly depends on the number of slots
+        too_large = needs.too_large(config, self.device, self.weights, plan)
         cost, weights_mb = plan.lengths.costliest, 0.0
-        device_mb = needed_memory.memory_mb(config, self.device, self.weights, cost)
+        device_mb = needs.memory_mb(config, self.device, self.weights, cost)
         if self.weights and isinstance(workload, EstimatesMemory):
             weights_mb = workload.weights_mb(self.weights)
         parts, _ = speeds.earlier_parts(self._job(slots[0]), self.folder.root.parent)
@@ -247,7 +241,7 @@ class Case:
             shards_left=len(work.left),
             is_cut=work.is_cut,
             slot="GPU" if is_gpu else "slot",
-            rows=list(rows),
+            rows=[row for row, _ in estimates],
             around_seconds=around,
             device_mb=measured_mb or device_mb or None,
             host_mb=host_mb,
@@ -267,8 +261,8 @@ class Case:
         weights, module, model = "", self.config.module, self.config.model
         if model and not self.settings.weights_sha256:
             how = "read"
-            if isinstance(module, HasCheckpoints):
-                is_there = module.CHECKPOINTS.locate(model).kind != "published"
+            if checkpoints := optional(module, "CHECKPOINTS"):
+                is_there = checkpoints.locate(model).kind != "published"
                 how = "convert" if is_there else "fetch and convert"
             weights = f"; to {how} the weights comes on top"
         return f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
@@ -318,9 +312,8 @@ class Case:
         if work.cost:
             num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
             size = round(plan.lengths.total * num_records / max(1, plan.counts.planned))
-            best = choose(
-                work_of(work.cost, num_records, size, values, plan.cost_unit), speed, jobs
-            )
+            to_cut = work_of(work.cost, num_records, size, values, plan.cost_unit)
+            best = choose(to_cut, speed, jobs)
             if not work.is_cut:
                 work = work.in_shards(best.num_shards)
         rate, starting = speed.cost_per_second, speed.startup_seconds
@@ -355,20 +348,21 @@ class Case:
     def _disk(self, work: Work, values: pa.Schema) -> tuple[dict[str, int], int]:
         """Return the bytes that will be written, by file, and the number of files."""
         counts, residues = work.plan.counts, work.plan.lengths.total
-        needs = needs_of_run(self.folder, work.plan, values, self.config.outputs, self.config.order)
-        disk = {need.what: need.num_bytes for need in needs}
+        run = self.config
+        writes = needs.needs_of_run(self.folder, work.plan, values, run.outputs, run.order)
+        disk = {need.what: need.num_bytes for need in writes}
         if not work.is_planned:
             disk["store/shards"] = residues + overheads.PLAN_BYTES_A_RECORD * counts.unique
             disk["records.parquet"] = overheads.ROW_BYTES_A_RECORD * counts.input
             disk["temporary files while planning"] = overheads.SPOOL_BYTES_A_RECORD * counts.input
-        num_files = sum(need.num_files for need in needs)
+        num_files = sum(need.num_files for need in writes)
         return disk, num_files + overheads.FILES_A_SHARD * len(work.left)
 
 
 def _notes_on_disk(disk: Mapping[str, int], num_files: int, free_bytes: int) -> Iterator[str]:
-    needs = ", ".join(f"{what} {human_bytes(size)}" for what, size in disk.items() if size)
+    each = ", ".join(f"{what} {human_bytes(size)}" for what, size in disk.items() if size)
     total, free = human_bytes(sum(disk.values())), human_bytes(free_bytes)
-    yield f"Disk: {total} ({needs}) in {num_files:,} files; {free} are free."
+    yield f"Disk: {total} ({each}) in {num_files:,} files; {free} are free."
     if sum(disk.values()) > free_bytes:
         yield (
             f"What will be written, {total}, is more than the {free} that are free on the disk; "

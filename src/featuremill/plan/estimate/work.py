@@ -21,7 +21,6 @@ from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
 
 PREFIX = "featuremill-estimate-"
-"""Prefix of temporary folders."""
 log = logging.getLogger("featuremill.estimate")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +12,18 @@ from pydantic import Field
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import words_of
-from featuremill.step import Command, Name, Product, Project, Section, Several, State, stated
+from featuremill.step import (
+    Command,
+    Name,
+    Problems,
+    Product,
+    Project,
+    Section,
+    Several,
+    State,
+    refused,
+    stated,
+)
 from featuremill.steps.autoencoders import variables
 from featuremill.steps.autoencoders.progress import LOCK, latest
 from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
@@ -107,45 +118,40 @@ def folder_of(name: str, project: Project) -> str:
 
 
 def encoded(autoencoder: Autoencoder, project: Project) -> Mapping[str, str]:
-    """Return the runs to encode, by the names of their tables."""
-    folders = map(project.features_of, autoencoder.encode)
-    return {folder.rpartition("/")[2]: folder for folder in folders}
+    """Return the runs to encode, by the names of their tables.
+
+    Raises:
+        UserError: two runs would have the same name, or a set of features does not exist.
+    """
+    by_name: dict[str, str] = {}
+    for folder in map(project.features_of, autoencoder.encode):
+        other = by_name.setdefault(folder.rpartition("/")[2], folder)
+        if other != folder:
+            raise UserError(f"{other} and {folder} end alike, and so would the names of tables.")
+    return by_name
 
 
-def problems(
-    sections: Mapping[str, Autoencoder], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(sections: Mapping[str, Autoencoder], project: Project) -> Problems:
     """Yield the errors that a training would report."""
     from featuremill.steps.autoencoders.card import Options, refuse_other_count
 
     for name, autoencoder in sections.items():
-        options = partial(autoencoder.model_dump, include=set(OPTIONS))
-        checks: dict[str, Callable[[], Any]] = {
-            "of": partial(project.features_of, autoencoder.of),
-            "encode": partial(encoded, autoencoder, project),
-            "gpus": partial(refuse_other_count, autoencoder.gpus),
-            "features": lambda options=options: Options.of(options()).check(),  # type: ignore[misc]
-        }
-        for key, check in checks.items():
-            try:
-                check()
-            except UserError as error:
-                yield (name, key), str(error)
+        options = Options.of(autoencoder.model_dump(include=set(OPTIONS)))
+        yield from refused((name, "of"), project.features_of, autoencoder.of)
+        yield from refused((name, "encode"), encoded, autoencoder, project)
+        yield from refused((name, "gpus"), refuse_other_count, autoencoder.gpus)
+        yield from refused((name, "features"), options.check)
 
 
-def problems_of_files(
-    sections: Mapping[str, Autoencoder], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_files(sections: Mapping[str, Autoencoder], project: Project) -> Problems:
     """Yield errors of missing columns of vectors, or of several columns without a choice."""
     from featuremill.features import chosen
 
     for name, autoencoder in sections.items():
         features = autoencoder.of or next(iter(project.features))
-        try:
-            if ahead := project.ahead(features):
-                chosen(ahead.schema, autoencoder.vectors, features, "vectors:", of_residues=True)
-        except UserError as error:
-            yield (name, "vectors"), str(error)
+        if ahead := project.ahead(features):
+            arguments = ahead.schema, autoencoder.vectors, features, "vectors:", True
+            yield from refused((name, "vectors"), chosen, *arguments)
 
 
 def products(sections: Mapping[str, Autoencoder], project: Project) -> Sequence[Product]:
@@ -168,12 +174,8 @@ def products(sections: Mapping[str, Autoencoder], project: Project) -> Sequence[
         )
         for table, run in encoded(autoencoder, project).items():
             inputs = [f"{folder}/{DELIVERED[0]}", f"{folder}/sae.json", f"{run}/manifest.json"]
-            file, label, log = (
-                f"{folder}.{table}.parquet",
-                f"{KEY}.{name}.{table}",
-                f"{logs}.{table}.log",
-            )
-            all_products.append(Product(label, [file], inputs, [log], [file]))
+            file, log = f"{folder}.{table}.parquet", f"{logs}.{table}.log"
+            all_products.append(Product(f"{KEY}.{name}.{table}", [file], inputs, [log], [file]))
     return all_products
 
 

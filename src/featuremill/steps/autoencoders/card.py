@@ -12,11 +12,11 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.files import JsonFile, JsonRecord, Number, write_json
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import listed
-from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
+from featuremill.kit.workloads import refuse_lacking
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
-from featuremill.steps.autoencoders.variables import PACKAGES as NEEDED
+from featuremill.steps.autoencoders.variables import PACKAGES
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
@@ -25,12 +25,6 @@ FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
 SLICES = 8
 """The slices of a batch. Their sums are added in pairs, in an order that does not depend on the
 number of ranks, so that results have the same bits with 1 to 8 ranks."""
-
-
-class Needs(WorkloadOptions):
-    """Packages to train and apply autoencoders."""
-
-    PACKAGES = NEEDED
 
 
 Kind = Literal["topk", "relu", "jumprelu"]
@@ -50,7 +44,6 @@ class Options(JsonRecord):
 
     kind: Kind = "topk"
     features: int
-    """The number of features."""
     k: int | None = None
     """The largest number of active features per vector."""
     sparsity: Number | None = None
@@ -58,16 +51,12 @@ class Options(JsonRecord):
     bandwidth: Number | None = None
     """The width of the kernel that estimates the gradient of a threshold."""
     batch: int
-    """Vectors per step, over all ranks."""
     steps: int
     seed: int
     learning_rate: Number
     dead_after: int
-    """Steps without activity after which a feature is dead."""
     held_out: Number
-    """Share of the records that is not trained on."""
     dtype: Literal["fp32", "bf16"]
-    """Number type of matrix products."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Options:
@@ -113,9 +102,7 @@ class Source(JsonRecord):
     is_per_residue: bool
     width: int
     parts: str
-    """The digest of all parts."""
     settings: Settings
-    """The settings of the recipe."""
 
 
 class Card(JsonFile):
@@ -222,7 +209,7 @@ def read(folder: Path) -> tuple[Card, dict[str, Any]]:
         UserError: the folder has no trained autoencoder.
         IntegrityError: a file is damaged or was changed.
     """
-    refuse_without_packages(Needs)
+    refuse_lacking(PACKAGES)
     from safetensors.torch import load_file
 
     missing = (

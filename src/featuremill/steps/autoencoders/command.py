@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.vectors,
         )
     else:
-        from featuremill.steps.autoencoders.report import report
+        from featuremill.steps.autoencoders.page import report
 
         report(
             arguments.run_folder,

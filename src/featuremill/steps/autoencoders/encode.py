@@ -35,7 +35,6 @@ class Encoded(NamedTuple):
     ids: list[str]
     rows: Rows
     counts: Rows
-    """The number of vectors of each record."""
     vectors_VD: npt.NDArray[np.float32]
     vector_N: torch.Tensor
     feature_N: torch.Tensor

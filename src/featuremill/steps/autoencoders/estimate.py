@@ -43,9 +43,7 @@ class Needed(NamedTuple):
     mapped: int
     """Size of the run's vectors, which are memory-mapped."""
     checkpoint: int
-    """Size of a checkpoint."""
     weights: int
-    """Size of the autoencoder."""
 
     def total(self, kind: str) -> int:
         """Return the host memory of a rank on a device of this kind."""

@@ -31,7 +31,6 @@ class Origin(NamedTuple):
     model: str = ""
     """The network's name; "" if it is unknown or not a language model."""
     hooks: Mapping[str, str] = {}
-    """The hook point by column."""
 
 
 class Computed(NamedTuple):

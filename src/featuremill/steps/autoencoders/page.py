@@ -1,18 +1,34 @@
-"""Write the page of an autoencoder: quality, training and features."""
+"""`sae report`: write the page of an autoencoder (quality, training, features) and features.tsv."""
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import numpy as np
 
+from featuremill.features import Parts
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering
 from featuremill.kit.pages import Figure, drawn, values, write_of
+from featuremill.kit.runs import Results
 from featuremill.kit.text import clipped, count, counted, records
-from featuremill.steps.autoencoders.card import FEATURES, Card, Options
-from featuremill.steps.autoencoders.measured import FAR, Held, Top
-from featuremill.steps.autoencoders.texts import Contexts, Names
+from featuremill.kit.tsv import TsvWriter
+from featuremill.steps.autoencoders.card import FEATURES, PAGE, Card
+from featuremill.steps.autoencoders.encode import Encoder
+from featuremill.steps.autoencoders.measured import FAR, Held, Top, measure
+from featuremill.steps.autoencoders.progress import TRAINING
+from featuremill.steps.autoencoders.texts import (
+    NOTHING,
+    Context,
+    Contexts,
+    Names,
+    contexts_of,
+    names_of,
+)
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
@@ -24,6 +40,7 @@ MOST_ROWS = 30
 """The number of features that are not folded."""
 MANY_DEAD = 0.2
 """The share of dead features above which the page warns."""
+log = logging.getLogger("featuremill.sae")
 TERMS = (
     ("FVU", "fraction of variance unexplained: squared error over variance; 0 is perfect"),
     ("L0", "features that are active in a vector, on average; of a topk, k at most"),
@@ -35,6 +52,60 @@ TERMS = (
     ),
     ("frequency", "the share of all vectors in which a feature is active"),
 )
+
+
+def report(
+    run: Path, sae: Path, output: Path | None, takes_any_recipe: bool, threads: int
+) -> tuple[Held, Top]:
+    """Write the page, and features.tsv in the same folder.
+
+    Raises:
+        UserError: the run or the autoencoder is wrong.
+    """
+    encoder = Encoder(run, sae, takes_any_recipe, threads)
+    trained = encoder.card
+    path = output or sae / PAGE
+    if path.suffix != ".html":
+        raise UserError(f"{path}: the page is an .html; give a name that ends so.")
+    held, top = measure(encoder)
+    ids_M = [[id for id, *_ in top.records_of(n)] for n in range(len(top.ids_MT))]
+    vectors = encoder.vectors
+    names = names_of(Results(vectors.root).records, ids_M)
+    contexts: Contexts = {}
+    if vectors.column.is_per_residue:
+        strongest = [top.records_of(n) for n in range(len(top.ids_MT))]
+        places = [(id, number) for records in strongest for id, _, number in records]
+        contexts = contexts_of(vectors.root, vectors.column.name, places)
+    _write_features(path.with_name(FEATURES), top, names, contexts, vectors)
+    lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
+    rows = [*map(json.loads, lines)]
+    write_page(path, sae.name, str(run), trained, held, top, names, contexts, rows)
+    log.info(
+        "on %s held-out vectors: FVU %.4f, L0 %.1f, %.1f %% dead",
+        f"{held.vectors:,}",
+        held.fvu,
+        held.l0,
+        100 * held.dead,
+    )
+    if text := of_few(held):
+        log.warning("%s", text)
+    log.info("%s: open it in a browser", path)
+    return held, top
+
+
+def _write_features(path: Path, top: Top, names: Names, contexts: Contexts, vectors: Parts) -> None:
+    with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        of_place = ["place", *Context._fields] if vectors.column.is_per_residue else []
+        ids = vectors.id_columns.names
+        names_of_columns = ["feature", "frequency", "rank", *ids, "value", *of_place, "description"]
+        table = TsvWriter(file, names_of_columns)
+        for feature, frequency in enumerate(top.frequency_M.tolist()):
+            for rank, (id, value, number) in enumerate(top.records_of(feature), 1):
+                of_id = vectors.id_columns.cells(id)
+                columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
+                if of_place:
+                    columns += [number + 1, *contexts.get((id, number), NOTHING)]
+                table.row([*columns, names.descriptions[id]])
 
 
 def write_page(
@@ -69,6 +140,10 @@ def write_page(
         for feature in order[:MOST_FEATURES]
     ]
     options, source = card.options, card.source
+    if options.kind == "topk":
+        active = f"{options.k} of them active at most"
+    else:
+        active = f"active by {options.kind} with a penalty of {options.sparsity:g}"
     dead = _dead_advice(held.dead, options.features, card.counts["vectors"])
     each = "a residue" if source.is_per_residue else "a record"
     write_of(
@@ -77,7 +152,7 @@ def write_page(
         verb="sae",
         title=name,
         lead=(
-            f"{count(options.features)} features, {_active_at_most(options)}, for "
+            f"{count(options.features)} features, {active}, for "
             f"the {count(source.width)} numbers of {source.column}, one vector {each}; "
             f"trained on {counted(card.counts['vectors'], 'vector')} of "
             f"{records(card.counts['records'])} in {counted(options.steps, 'step')}."
@@ -99,13 +174,6 @@ def write_page(
         num_active=len(order),
         table=FEATURES,
     )
-
-
-def _active_at_most(options: Options) -> str:
-    """Return a phrase on the limit of active features."""
-    if options.kind == "topk":
-        return f"{options.k} of them active at most"
-    return f"active by {options.kind} with a penalty of {options.sparsity:g}"
 
 
 def of_few(held: Held) -> str:

@@ -33,7 +33,9 @@ def watch(folder: Path, is_once: bool, is_json: bool, every: float) -> int:
             sys.stdout.flush()
         if is_done or is_once:
             return 0 if is_done else NOT_DONE
-        if not _is_at_work(folder):
+        with (folder / LOCK).open("a") as file:
+            is_at_work = try_lock(file, folder / LOCK) is False
+        if not is_at_work:
             sys.stdout.write("no process trains there now; the same command continues\n")
             return NOT_DONE
         time.sleep(every)
@@ -43,11 +45,6 @@ def latest(folder: Path) -> str:
     """Return the progress of a training; "" before its first steps."""
     row = _last(folder / TRAINING)
     return line_of(row) if row else ""
-
-
-def _is_at_work(folder: Path) -> bool:
-    with (folder / LOCK).open("a") as file:
-        return try_lock(file, folder / LOCK) is False
 
 
 def line_of(row: dict[str, Any] | None, is_done: bool = False) -> str:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import sha256_of
 from featuremill.kit.text import listed
-from featuremill.kit.workloads import refuse_without_packages
-from featuremill.steps.autoencoders import card, network
+from featuremill.kit.workloads import refuse_lacking
+from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import ARCHITECTURES, CONFIG, WEIGHTS
 from featuremill.steps.autoencoders.origin import Origin
+from featuremill.steps.autoencoders.variables import PACKAGES
 
 EARLY_NAMES = {"hook_point": "hook_name", "activation_fn_str": "activation_fn"}
 """Names of keys in cfg.json before SAELens 6, with the new names."""
@@ -66,7 +67,7 @@ def read(folder: Path) -> Published:
     Raises:
         UserError: the folder has no autoencoder, or its kind is not supported.
     """
-    refuse_without_packages(card.Needs)
+    refuse_lacking(PACKAGES)
     config = _config(folder / CONFIG)
     width, num_features = (_number(folder, config, name) for name in ("d_in", "d_sae"))
     kind = _kind(folder, config)
@@ -107,11 +108,7 @@ def _number(folder: Path, config: Mapping[str, Any], name: str) -> int:
 
 
 def _kind(folder: Path, config: Mapping[str, Any]) -> str:
-    """Return the kind of the autoencoder.
-
-    Raises:
-        UserError: the kind is not supported.
-    """
+    """Return the kind of the autoencoder; UserError if it is not supported."""
     architecture = config.get("architecture", "standard")
     if architecture not in KINDS:
         raise UserError(
@@ -135,13 +132,12 @@ def _kind(folder: Path, config: Mapping[str, Any]) -> str:
 
 def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the tensors in the file `path` in fp32, after a check of their `shapes`."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         tensors = load_file(path)
-    except Exception as error:
-        if not (isinstance(error, OSError) or type(error).__name__ == "SafetensorError"):
-            raise
+    except (OSError, SafetensorError):
         raise UserError(f"{path}: it cannot be read; download the folder again.") from None
     for name, shape in shapes.items():
         if name not in tensors or tuple(tensors[name].shape) != shape:

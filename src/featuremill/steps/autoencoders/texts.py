@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.kit.ids import WHOLE
-from featuremill.kit.runs import Results, read_records, whole_ids
+from featuremill.kit.runs import Results, read_records, read_shard, whole_ids
 from featuremill.kit.text import one_line
 from featuremill.steps.autoencoders import origin
 
@@ -37,7 +37,6 @@ class Names(NamedTuple):
     """The descriptions and words of the strongest records."""
 
     descriptions: dict[str, str]
-    """The description of each id."""
     words_M: list[list[str]]
     """The common words of each feature, by decreasing number of records and then rarity."""
 
@@ -101,33 +100,19 @@ def contexts_of(root: Path, column: str, places: Iterable[Position]) -> Contexts
     within: dict[str, set[int]] = {}
     for id, number in places:
         within.setdefault(id, set()).add(number)
-    spans_of = _Spans(root, column)
+    run, is_of_residues = origin.computed(root), column.startswith(OF_RESIDUES)
     contexts: Contexts = {}
     for id, payload in _payloads(Results(root), within.keys()):
-        spans = spans_of(payload)
-        letters = payload.partition(LINE_BREAK)[0] if spans_of.is_of_residues else payload
+        spans: Sequence[slice] = ()
+        if run and run.weights and hasattr(run.workload, "spans"):
+            spans = run.workload.spans(payload, run.options, run.weights) or ()
+        elif is_of_residues and LINE_BREAK not in payload:  # the payload has only letters
+            spans = [slice(at, at + 1) for at in range(len(payload))]
+        letters = payload.partition(LINE_BREAK)[0] if is_of_residues else payload
         for number in within[id]:
             if number < len(spans):
-                contexts[id, number] = _context(letters, spans[number], not spans_of.is_of_residues)
+                contexts[id, number] = _context(letters, spans[number], not is_of_residues)
     return contexts
-
-
-class _Spans:
-    """Maps the vectors of a column to bytes of the payload."""
-
-    def __init__(self, root: Path, column: str) -> None:
-        self.is_of_residues = column.startswith(OF_RESIDUES)
-        self._run = origin.computed(root)
-
-    def __call__(self, payload: bytes) -> Sequence[slice]:
-        """Return the bytes of each vector; empty if unknown."""
-        run = self._run
-        if run and run.weights and hasattr(run.workload, "spans"):
-            spans: Sequence[slice] | None = run.workload.spans(payload, run.options, run.weights)
-            return spans or ()
-        if self.is_of_residues and LINE_BREAK not in payload:  # the payload has only letters
-            return [slice(at, at + 1) for at in range(len(payload))]
-        return ()
 
 
 def _payloads(results: Results, ids: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -154,8 +139,7 @@ def _payloads(results: Results, ids: Iterable[str]) -> Iterator[tuple[str, bytes
 def _shard(results: Results, shard: str | None) -> pa.Table | None:
     """Return the table of a shard; None if it was removed or is in another store."""
     try:
-        with pa.memory_map(str(results.shard(shard or "none"))) as file:
-            return pa.ipc.open_file(file).read_all()
+        return read_shard(results.shard(shard or "none"))
     except (OSError, pa.ArrowInvalid):
         return None
 
@@ -168,7 +152,8 @@ def _context(payload: bytes, at: slice, is_text: bool) -> Context:
         before = before[_edge(before, 1) :]
     if is_text and at.stop + most < len(payload):
         behind = behind[: _edge(behind, -1)]
-    return Context(*(_line(each) for each in (before, payload[at], behind)))
+    pieces = before, payload[at], behind  # letters at their ends may be incomplete
+    return Context(*(one_line(piece.decode("utf-8", "ignore")) for piece in pieces))
 
 
 def _edge(piece: bytes, side: int) -> int:
@@ -177,7 +162,3 @@ def _edge(piece: bytes, side: int) -> int:
     if position < 0:
         return 0 if side > 0 else len(piece)
     return position
-
-
-def _line(piece: bytes) -> str:
-    return one_line(piece.decode("utf-8", "ignore"))  # letters at the ends may be incomplete

@@ -18,7 +18,7 @@ from featuremill.kit.files import delivering, note, replacing, sha256_of, write_
 from featuremill.kit.locks import locked
 from featuremill.kit.processes import versions
 from featuremill.kit.text import count, counted, human_bytes, records
-from featuremill.kit.workloads import refuse_without_packages
+from featuremill.kit.workloads import refuse_lacking
 from featuremill.steps.autoencoders import card, estimate, origin
 from featuremill.steps.autoencoders.card import (
     CARD,
@@ -30,6 +30,7 @@ from featuremill.steps.autoencoders.card import (
     Source,
 )
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
+from featuremill.steps.autoencoders.variables import PACKAGES
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 
 LOG_SECONDS = 10.0
@@ -62,7 +63,7 @@ def train(arguments: Arguments) -> None:
     Raises:
         UserError: the run, an option or the output is wrong.
     """
-    refuse_without_packages(card.Needs)
+    refuse_lacking(PACKAGES)
     from featuremill.steps.autoencoders import ranks
 
     if ranks.is_rank():
@@ -144,11 +145,7 @@ def few_vectors(num_vectors: int, num_features: int) -> str:
 
 
 def _is_done(arguments: Arguments, vectors: Parts) -> bool:
-    """Return whether this training is finished.
-
-    Raises:
-        UserError: the folder has the files of another training.
-    """
+    """Return whether this training is finished; UserError if the folder is of another one."""
     from featuremill.steps.autoencoders.training import metadata_of
 
     expected = card.identity(arguments.options, source_of(vectors))
@@ -163,7 +160,6 @@ def _is_done(arguments: Arguments, vectors: Parts) -> bool:
 
 
 def _train_as_rank(arguments: Arguments, kind: str) -> None:
-    """Train as one rank."""
     import torch
 
     from featuremill.steps.autoencoders.ranks import Ranks
@@ -263,8 +259,6 @@ def _finish(
 
 
 class _Rows:
-    """Writes training.jsonl."""
-
     def __init__(self, path: Path, step: int) -> None:
         """Keep the lines up to `step`, as later steps are computed again."""
         self.last: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -159,9 +159,11 @@ class Trainer:
         Raises:
             Stopped: a rank got a request to stop, and all ranks have stopped.
         """
+        steps = self.options.steps
+        every = min(LOG_STEPS, max(LEAST_STEPS, steps // LINES))
         with self._signals(), ThreadPoolExecutor(1, "read") as reader:
             ahead = reader.submit(self._read, self.step, self._slices().start)
-            while self.step < self.options.steps:
+            while self.step < steps:
                 begun = time.monotonic()
                 for number in self._slices():
                     x_BD = ahead.result().to(self.device)
@@ -171,14 +173,9 @@ class Trainer:
                     self._add_slice(number, x_BD)
                 self._update()
                 self.seconds += time.monotonic() - begun
-                yield self._row() if self._has_line() else None
-                if self._sum.parts["scalars"][-1] > 0:
+                yield self._row() if self.step % every == 0 or self.step == steps else None
+                if self._buffers[0].parts["scalars"][-1] > 0:
                     raise Stopped(self._stop_signal or signal.SIGTERM, self.step)
-
-    def _has_line(self) -> bool:
-        """Return whether a line of training.jsonl ends with this step."""
-        every = min(LOG_STEPS, max(LEAST_STEPS, self.options.steps // LINES))
-        return self.step % every == 0 or self.step == self.options.steps
 
     def _slices(self) -> range:
         return slices_of(self._ranks.number, self._ranks.count)
@@ -187,10 +184,6 @@ class Trainer:
         size = self.options.batch // SLICES
         places = self._order.vectors(step * self.options.batch + number * size, size)
         return torch.from_numpy(self._vectors.take(places)).mul_(self.scale)
-
-    @property
-    def _sum(self) -> Buffers:
-        return self._buffers[0]
 
     def _add_slice(self, number: int, x_BD: Tensor) -> None:
         """Add a slice's gradients and counts to those of earlier slices, in pairs of pairs: if one
@@ -229,7 +222,9 @@ class Trainer:
             error = error_BD.square().sum()
             loss = error / num_numbers
             if penalty is not None:
-                loss = loss + self._penalty_weight() * penalty / num_numbers
+                rising = (self.step + 1) / max(1.0, PENALTY_WARM_UP * options.steps)
+                weight = (options.sparsity or 0.0) * min(1.0, rising)
+                loss = loss + weight * penalty / num_numbers
             elif num_dead:
                 left = network.auxiliary_error(
                     tensors, pre_BM, error_BD.detach(), is_dead_M, num_dead
@@ -248,10 +243,10 @@ class Trainer:
     @torch.no_grad()
     def _update(self) -> None:
         """Add the buffers of all ranks, and update the parameters."""
-        sums_of = self._sum.parts
+        sums_of = self._buffers[0].parts
         if self._ranks.count > 1:
             if self._received is None:
-                self._received = torch.empty_like(self._sum.flat)
+                self._received = torch.empty_like(self._buffers[0].flat)
             self._ranks.add([buffers.flat for buffers in self._buffers], self._received)
         for name, tensor in self.tensors.items():
             tensor.grad = sums_of[name]
@@ -277,10 +272,6 @@ class Trainer:
         rising = (self.step + 1) / max(1.0, WARM_UP * steps)
         falling = (steps - self.step) / max(1.0, DECAY * steps)
         return min(1.0, rising, falling)
-
-    def _penalty_weight(self) -> float:
-        rising = (self.step + 1) / max(1.0, PENALTY_WARM_UP * self.options.steps)
-        return (self.options.sparsity or 0.0) * min(1.0, rising)
 
     def _row(self) -> dict[str, Any]:
         left = self.options.steps - self.step
@@ -356,11 +347,8 @@ class Trainer:
             self._center = file.get_tensor("center").to(self.device)
             sums, scalars = (file.get_tensor(f"window.{name}") for name in ("sums", "scalars"))
         self.window = Window(sums.numpy(), scalars.numpy(), metadata["window_steps"])
-        self.step, self.seconds, self.scale = (
-            metadata["step"],
-            metadata["seconds"],
-            metadata["scale"],
-        )
+        self.step, self.seconds = metadata["step"], metadata["seconds"]
+        self.scale = metadata["scale"]
 
     def finished(self) -> dict[str, Tensor]:
         """Return the parameters for the run's vectors, which the training scales."""
@@ -381,13 +369,7 @@ def metadata_of(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             metadata = json.loads((file.metadata() or {})["featuremill"])
             return {**metadata, "identity": dict(metadata["identity"])}
-    except (KeyError, ValueError, TypeError, OSError) as error:
-        raise _unreadable(path) from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise _unreadable(path) from error
-
-
-def _unreadable(path: Path) -> UserError:
-    return UserError(f"{path}: this is no checkpoint of a training; delete it to begin anew.")
+    except (KeyError, ValueError, TypeError, OSError, SafetensorError) as error:
+        raise UserError(
+            f"{path}: this is no checkpoint of a training; delete it to begin anew."
+        ) from error

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
-from featuremill.step import Command, Name, Product, Project, Section
-from featuremill.steps.groups.table import KEY as KEY
-from featuremill.steps.groups.table import TABLE as TABLE
-from featuremill.steps.groups.table import Pool as Pool
+from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands
+from featuremill.step import Command, Name, Problems, Product, Project, refused
+from featuremill.steps.groups.section import KEY as KEY
+from featuremill.steps.groups.section import TABLE as TABLE
+from featuremill.steps.groups.section import Groups as Groups
 
 ABOUT = (
     "Groups of records by name, each pooled to one vector: the isoforms of a gene, the cells of a "
@@ -29,49 +26,10 @@ COMMANDS = {
         "featuremill.steps.groups.command",
     )
 }
-POOLS: tuple[Pool, ...] = ("mean", "max", "sum")
-_ONE = {"enum": list(POOLS)}
-Pools = Annotated[
-    tuple[Pool, ...],
-    Field(min_length=1),
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": _ONE, "minItems": 1}, _ONE]}),
-]
-"""One or several poolings; a single one needs no brackets."""
-
-
-class Groups(Section):
-    """A table of groups, and how vectors are pooled."""
-
-    table: str | None = None
-    """A CSV, TSV or Parquet table with a column of record ids; it may be one of the inputs. In a
-    project with samples it also has a column `sample`, and groups are within samples. If not given,
-    groups consist of samples."""
-    column: str | None = None
-    """The table's column of groups, such as a gene or a cell type. Without a table, a column of the
-    sheet of samples, such as a site; if not given, each sample is a group."""
-    id_column: str | None = None
-    """The table's column of ids or accessions; if not given, a column such as `id` or `entry`."""
-    pool: Pools = ("mean",)
-    """`mean`, `max` or `sum` of the vectors, or several of these."""
-    of: str | None = None
-    """The set of features to pool. Required if there are several sets."""
-    vectors: str | None = None
-    """The column of vectors, if the features have several."""
-
-    @property
-    def words(self) -> list[str]:
-        """The options of `featuremill groups`."""
-        words = words_of(self.model_dump(include={"column", "id_column", "vectors"}))
-        return [*words, "--pool", *self.pool]
-
-
 SECTION = dict[Name, Groups]
 
 
-def problems(
-    sections: Mapping[str, Groups], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(sections: Mapping[str, Groups], project: Project) -> Problems:
     """Yield errors of missing sets of features and of sections without groups."""
     for name, section in sections.items():
         try:
@@ -85,53 +43,45 @@ def problems(
             yield (name,), "name a table with groups, and a column of it."
 
 
-def problems_of_files(
-    sections: Mapping[str, Groups], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_files(sections: Mapping[str, Groups], project: Project) -> Problems:
     """Yield errors of missing columns of tables, sheets and features, and of wrong rows."""
-    from featuremill import features
+    from featuremill.features import chosen
+
+    for name, section in sections.items():
+        folder = project.features_of(section.of)
+        has_keys = section.table or id_columns_of(project, folder).keys
+        if not has_keys and Path(folder, "manifest.json").exists():
+            yield (name,), f"{folder} is a run without samples; name a table with groups."
+        yield from refused((name, "column"), _check_column, name, section, project)
+        if ahead := project.ahead(section.of or next(iter(project.features))):
+            column = section.vectors
+            yield from refused((name, "vectors"), chosen, ahead.schema, column, folder, "vectors:")
+
+
+def _check_column(name: str, section: Groups, project: Project) -> None:
+    """Raise UserError if the table or the sheet lacks the column, or the table has a wrong row."""
     from featuremill.inputs import labels, samples
 
-    for name, section in sections.items():
-        folder = project.features_of(section.of)
-        sheet, id_columns = project.sheet_of(folder), id_columns_of(project, folder)
-        if not (section.table or id_columns.keys) and Path(folder, "manifest.json").exists():
-            yield (name,), f"{folder} is a run without samples; name a table with groups."
-        try:
-            if section.table and section.column and Path(section.table).exists():
-                ids = id_columns, section.id_column or ""
-                labels.check(Path(section.table), section.column, *ids)
-                if not stands(products({name: section}, project), f"{KEY}.{name}", project):
-                    labels.read_ahead(Path(section.table), section.column, None, *ids)
-            elif sheet and section.column and sheet.exists():
-                samples.read(sheet).refuse_unknown(section.column)
-        except UserError as error:
-            yield (name, "column"), str(error)
-        ahead = project.ahead(section.of or next(iter(project.features)))
-        try:
-            if ahead:
-                features.chosen(ahead.schema, section.vectors, folder, "vectors:")
-        except UserError as error:
-            yield (name, "vectors"), str(error)
+    folder, column = project.features_of(section.of), section.column
+    sheet = project.sheet_of(folder)
+    if section.table and column and Path(section.table).exists():
+        table, ids = Path(section.table), (id_columns_of(project, folder), section.id_column or "")
+        labels.check(table, column, *ids)
+        if not stands(products({name: section}, project), f"{KEY}.{name}", project):
+            labels.read_ahead(table, column, None, *ids)
+    elif sheet and column and sheet.exists():
+        samples.read(sheet).refuse_unknown(column)
 
 
-def problems_of_records(
-    sections: Mapping[str, Groups], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_records(sections: Mapping[str, Groups], project: Project) -> Problems:
     """Yield errors of sections of which no group has a planned record."""
-    from featuremill.steps.groups.write import Arguments, refuse_unfit
+    from featuremill.steps.groups.write import refuse_unfit
 
     for name, section in sections.items():
-        folder = project.features_of(section.of)
-        if not are_there(section.table, [folder], project):
-            continue
-        table = Path(section.table) if section.table else None
-        names = section.column, section.vectors, section.pool
-        arguments = Arguments(Path(folder), table, *names, Path(), section.id_column or "")
-        try:
-            refuse_unfit(listed_in(folder, project, section.vectors), arguments)
-        except UserError as error:
-            yield (name, "table" if table else "column"), str(error)
+        folder, key = project.features_of(section.of), "table" if section.table else "column"
+        if are_there(section.table, [folder], project):
+            run = listed_in(folder, project, section.vectors)
+            yield from refused((name, key), refuse_unfit, run, section)
 
 
 def products(sections: Mapping[str, Groups], project: Project) -> Sequence[Product]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from featuremill.steps.groups import POOLS
+from featuremill.kit.tables import add_options
+from featuremill.steps.groups.section import POOLS, Groups
+
+KEYS = ("column", "id_column", "vectors")
+"""Keys of a section that are also options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,13 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--table", type=Path, help="CSV, TSV or Parquet with ids (and samples, where a run has any)"
     )
-    add(
-        "--column",
-        help="its column of groups, such as a gene; without a table, one of the sheet of samples "
-        "(default: each sample)",
-    )
-    add("--id-column", default="", metavar="COLUMN", help="of the table, if not found by its name")
-    add("--vectors", metavar="COLUMN", help="which vectors, where a run has several")
+    add_options(parser, Groups, *KEYS)
     add("--pool", nargs="+", choices=POOLS, default=["mean"], help="one or several (default mean)")
     add(
         "--output",
@@ -32,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from featuremill.steps.groups import write
+    from featuremill.steps.groups.write import pool
 
-    values = vars(arguments)
-    write.pool(write.Arguments(*(values[name] for name in write.Arguments._fields)))
+    options = {key: getattr(arguments, key) for key in (*KEYS, "pool")}
+    table = arguments.table and str(arguments.table)
+    section = Groups.model_construct(table=table, **options)
+    pool(arguments.run_folder, section, arguments.output)

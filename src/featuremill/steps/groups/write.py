@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import compress
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,31 +20,20 @@ from featuremill import features
 from featuremill.features import Features, Listed
 from featuremill.inputs import labels
 from featuremill.inputs.samples import SAMPLE
+from featuremill.kit.arrays import refuse_not_finite
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, sha256_of, write_json
 from featuremill.kit.processes import VERSION
-from featuremill.kit.text import Progress, clipped, counted, listed, records
+from featuremill.kit.tables import without_features
+from featuremill.kit.text import Progress, counted, listed, records
 from featuremill.kit.tsv import TsvWriter
-from featuremill.steps.groups.table import TABLE, Pool
+from featuremill.steps.groups.section import TABLE, Groups, Pool
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 POOLED, NO_GROUP, NO_RECORD = "pooled", "no group", "no record of this id"
 log = logging.getLogger("featuremill.groups")
-
-
-class Arguments(NamedTuple):
-    """The arguments of `featuremill groups`."""
-
-    run_folder: Path
-    table: Path | None
-    column: str | None
-    vectors: str | None
-    pool: Sequence[Pool]
-    output: Path
-    id_column: str = ""
-    """The table's column of ids; if "", it is found by its name."""
 
 
 class Member(NamedTuple):
@@ -65,7 +53,7 @@ class Grouping(NamedTuple):
     keys: Sequence[Sequence[str]]
     """The values of these columns for each group."""
     number_of: Callable[[str], int | None]
-    """Returns the number of a record's group, or None."""
+    """Returns the number of a record's group."""
     ids: Sequence[str]
     """The ids in the table; empty if groups consist of samples."""
     num_empty: int
@@ -107,20 +95,20 @@ class Sums:
         return pooled_GE.astype(np.float32)
 
 
-def pool(args: Arguments) -> None:
+def pool(run_folder: Path, section: Groups, output: Path) -> None:
     """Write the vectors of groups, the status of each member, and the card.
 
     Raises:
         UserError: features, table or output are wrong, or nothing is pooled.
     """
-    if args.output.suffix != ".parquet":
-        raise UserError(f"{args.output}: the table is a .parquet; give such a name.")
-    run = features.open(args.run_folder, args.vectors, choosing="--vectors")
-    grouping = _grouping(run, args, log)
+    if output.suffix != ".parquet":
+        raise UserError(f"{output}: the table is a .parquet; give such a name.")
+    run = features.open(run_folder, section.vectors, choosing="--vectors")
+    grouping = _grouping(run, section, log)
     missing_G = np.zeros(len(grouping.keys), np.int64)
     sums = Sums(len(grouping.keys), run.width)
     counts = Counter[str]()
-    card, members, table = map(Path, TABLE.files(str(args.output)))
+    card, members, table = map(Path, TABLE.files(str(output)))
     with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = TsvWriter(file, [*run.id_columns.names, *Member._fields[1:]])
@@ -131,41 +119,58 @@ def pool(args: Arguments) -> None:
                     missing_G[number] += 1
                 rows.row([*run.id_columns.cells(member.id), *member[1:]])
         if not counts[POOLED]:
-            raise _none_pooled(args, run, grouping)
-        _write(table_path, grouping, sums, missing_G, args.pool)
-        content = _card(args, run, counts)
-        content["counts"] |= {
-            "groups": int((sums.counts_G > 0).sum()),
-            "groups_without_vector": int((sums.counts_G == 0).sum()),
-            "incomplete_groups": int(((sums.counts_G > 0) & (missing_G > 0)).sum()),
-            "rows_without_group": grouping.num_empty,
+            raise _none_pooled(section, run, grouping)
+        _write(table_path, grouping, sums, missing_G, section.pool)
+        is_pooled_G = sums.counts_G > 0
+        inputs = [*map(Path, filter(None, [section.table])), run_folder / "manifest.json"]
+        content: dict[str, Any] = {
+            "featuremill": VERSION,
+            "made_of": {str(path): sha256_of(path) for path in inputs},
+            "table": section.table,
+            "column": section.column or SAMPLE,
+            "of": {"run": run.name, "recipe": run.recipe, "column": run.column},
+            "pool": list(section.pool),
+            "counts": {
+                "pooled": counts[POOLED],
+                "missing": counts["missing"],
+                "without_group": counts[NO_GROUP],
+                "groups": int(is_pooled_G.sum()),
+                "groups_without_vector": int((~is_pooled_G).sum()),
+                "incomplete_groups": int((is_pooled_G & (missing_G > 0)).sum()),
+                "rows_without_group": grouping.num_empty,
+            },
         }
         write_json(card, content)
-    _log_counts(args, content["counts"])
+    groups = counted(content["counts"]["groups"], "group", "groups")
+    log.info("%s: %s of %s", output, groups, records(counts[POOLED]))
+    if num_missing := counts["missing"]:
+        members_have = counted(num_missing, "member has", "members have")
+        log.warning("%s no vector: %s lists each with the reason.", members_have, members)
 
 
-def refuse_unfit(run: Listed, args: Arguments) -> None:
+def refuse_unfit(run: Listed, section: Groups) -> None:
     """Check groups before vectors are computed.
 
     Raises:
         UserError: no group has a planned record, or the table is wrong.
     """
-    grouping = _grouping(run, args, None)
+    grouping = _grouping(run, section, None)
     if not any(grouping.number_of(id) is not None for id, _ in run.digests()):
-        raise _none_pooled(args, run, grouping)
+        raise _none_pooled(section, run, grouping)
 
 
-def _grouping(run: Listed, args: Arguments, log: logging.Logger | None) -> Grouping:
+def _grouping(run: Listed, section: Groups, log: logging.Logger | None) -> Grouping:
     """Return the groups of the table or of the samples; log a warning for ids without a record."""
-    if args.table is None:
-        return _sample_groups(run, args.column or SAMPLE)
-    if args.column is None:
-        raise UserError(f"{args.table}: name its column of groups with --column.")
+    if section.table is None:
+        return _sample_groups(run, section.column or SAMPLE)
+    if section.column is None:
+        raise UserError(f"{section.table}: name its column of groups with --column.")
+    table, id_column = Path(section.table), section.id_column or ""
     label_of, num_empty = labels.read(
-        args.table, args.column, None, run.id_columns, args.id_column, log=log
+        table, section.column, None, run.id_columns, id_column, log=log
     )
     records = labels.NamedRecords(f"record of {run.name}", run.id_columns, log)
-    label_of = labels.by_record(label_of, args.table, [run], records)
+    label_of = labels.by_record(label_of, table, [run], records)
     key_of = {id: (*run.id_columns.cells(id)[:-1], label.name) for id, label in label_of.items()}
     keys = list(dict.fromkeys(key_of.values()))
     number = {key: number for number, key in enumerate(keys)}
@@ -207,8 +212,10 @@ def _members(run: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
     progress, num_read = Progress(log, "adding up"), 0
     for ids, vectors in run.blocks():
         numbers = [grouping.number_of(id) for id in ids]
-        is_of_a_group = [number is not None for number in numbers]
-        _refuse_not_finite(run, list(compress(ids, is_of_a_group)), vectors[is_of_a_group])
+        in_groups = [row for row, number in enumerate(numbers) if number is not None]
+        why = "so its group would have none; leave that record out of the table."
+        names = [ids[row] for row in in_groups]
+        refuse_not_finite(vectors[in_groups], names, run.name, run.column, why)
         for id, number, vector_E in zip(ids, numbers, vectors, strict=True):
             left.pop(id, None)
             if number is not None:
@@ -227,26 +234,12 @@ def _members(run: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
         yield Member(id, grouping.name_of(id), NO_RECORD)
 
 
-def _refuse_not_finite(run: Features, ids: Sequence[str], vectors: features.Matrix) -> None:
-    if not np.isfinite(vectors).all():
-        row = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
-        raise UserError(
-            f"{run.name}: the vector of record {clipped(ids[row])!r} in {run.column} has a number "
-            "that is not finite, so its group would have none; leave that record out of the table."
-        )
-
-
-def _none_pooled(args: Arguments, run: Listed, grouping: Grouping) -> UserError:
+def _none_pooled(section: Groups, run: Listed, grouping: Grouping) -> UserError:
     if not grouping.ids:
         return UserError(
-            f"{run.name}: no sample with features has a group in {args.column!r}; fill it in."
+            f"{run.name}: no sample with features has a group in {section.column!r}; fill it in."
         )
-    first_of_run = run.ids_of(np.arange(1))[0]
-    return UserError(
-        f"{args.table}: none of its {len(grouping.ids):,} ids has features in {run.name}: its "
-        f"first is {clipped(grouping.ids[0])!r}, the run's first is {clipped(first_of_run)!r}; "
-        "write the ids as the run has them."
-    )
+    return without_features(section.table, grouping.ids, [run])
 
 
 def _write(
@@ -273,29 +266,3 @@ def _write(
         flat = pa.array(vectors_GE.reshape(-1))
         columns[pool] = pa.FixedSizeListArray.from_arrays(flat, vectors_GE.shape[1])
     pq.write_table(pa.table(columns), path)
-
-
-def _card(args: Arguments, run: Features, counts: Mapping[str, int]) -> dict[str, Any]:
-    inputs = [*filter(None, [args.table]), args.run_folder / "manifest.json"]
-    return {
-        "featuremill": VERSION,
-        "made_of": {str(path): sha256_of(path) for path in inputs},
-        "table": args.table and str(args.table),
-        "column": args.column or SAMPLE,
-        "of": {"run": run.name, "recipe": run.recipe, "column": run.column},
-        "pool": list(args.pool),
-        "counts": {
-            "pooled": counts[POOLED],
-            "missing": counts["missing"],
-            "without_group": counts[NO_GROUP],
-        },
-    }
-
-
-def _log_counts(args: Arguments, counts: Mapping[str, int]) -> None:
-    groups = counted(counts["groups"], "group", "groups")
-    log.info("%s: %s of %s", args.output, groups, records(counts["pooled"]))
-    if num_missing := counts["missing"]:
-        _, members, _ = TABLE.files(str(args.output))
-        members_have = counted(num_missing, "member has", "members have")
-        log.warning("%s no vector: %s lists each with the reason.", members_have, members)

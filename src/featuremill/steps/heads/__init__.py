@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands
 from featuremill.kit.text import counted, listed
-from featuremill.step import Command, Name, Product, Project, State, stated
+from featuremill.step import Command, Name, Problems, Product, Project, State, refused, stated
 from featuremill.steps.heads.section import Head as Head
+from featuremill.steps.heads.section import spread
 
 KEY = "heads"
 ABOUT = (
@@ -31,8 +32,6 @@ DELIVERED = ("head.safetensors", "head.html", "missing.tsv", "held_out.parquet")
 """The files of a head besides its card, which is written last."""
 
 SECTION = dict[Name, Head]
-Problems = Iterator[tuple[tuple[str, ...], str]]
-"""Keys below `heads` in the config, each with a sentence about the problem."""
 
 
 def folder_of(name: str, head: Head, project: Project) -> str:
@@ -94,32 +93,24 @@ def problems_of_files(heads: Mapping[str, Head], project: Project) -> Problems:
 
     for name, head in heads.items():
         if head.folder:
-            yield from _refused((name, "folder"), partial(_refuse_unfit, name, head, project))
+            yield from refused((name, "folder"), _refuse_unfit, name, head, project)
             continue
-        check = partial(_check_column, name, head, project)
         for key, column in (("column", head.column), ("group", head.group)):
-            if wrong := [*_refused((name, key), partial(check, key, column))]:
+            if wrong := [*refused((name, key), _check_column, name, head, project, key, column)]:
                 yield from wrong
                 break
-        for number, features in enumerate(head.of or project.features):
+        names = head.of or tuple(project.features)
+        for features, column in zip(names, spread(head.vectors, len(names)), strict=True):
             if ahead := project.ahead(features):
-                column, of_residues = head.vectors_at(number), head.task == "per_residue"
-                arguments = ahead.schema, column, features, "vectors:", of_residues
-                yield from _refused((name, "vectors"), partial(chosen, *arguments))
+                arguments = ahead.schema, column, features, "vectors:", head.task == "per_residue"
+                yield from refused((name, "vectors"), chosen, *arguments)
 
 
 def problems_of_records(heads: Mapping[str, Head], project: Project) -> Problems:
     """Yield problems of labels with the planned records, such as too few classes or groups."""
     for name, head in heads.items():
         key = "labels" if head.labels else "column"
-        yield from _refused((name, key), partial(classes_of, name, head, project))
-
-
-def _refused(key: tuple[str, ...], check: Callable[[], object]) -> Problems:
-    try:
-        check()
-    except UserError as error:
-        yield key, str(error)
+        yield from refused((name, key), classes_of, name, head, project)
 
 
 def classes_of(name: str, head: Head, project: Project) -> Sequence[str]:
@@ -138,7 +129,7 @@ def classes_of(name: str, head: Head, project: Project) -> Sequence[str]:
     training = Training(head, [*map(Path, runs)], folder, Path(fragments) if fragments else None)
     if head.task == "per_residue":
         return refuse_ahead(training, [Planned(run) for run in runs])
-    pairs = zip(runs, map(head.vectors_at, range(len(runs))), strict=True)
+    pairs = zip(runs, spread(head.vectors, len(runs)), strict=True)
     return refuse_ahead(training, [listed_in(run, project, column) for run, column in pairs])
 
 
@@ -185,11 +176,12 @@ def _refuse_unfit(name: str, head: Head, project: Project) -> None:
             "another head."
         )
     parts, takes_any_recipe = list[Part](), head.any_recipe
-    for number, (features, known) in enumerate(zip(names, card.features, strict=True)):
+    columns = spread(head.vectors, len(names))
+    for features, known, own in zip(names, card.features, columns, strict=True):
         parts.append(known)
         takes_any_recipe |= known.settings is None
         if ahead := project.ahead(features):
-            wanted = head.vectors_at(number) or known.column
+            wanted = own or known.column
             of_residues = card.task == "per_residue"
             column = chosen(ahead.schema, wanted, features, "vectors:", of_residues)
             settings = known.settings and known.settings.model_copy(update=ahead.settings)
@@ -238,7 +230,6 @@ def _figures(table: Path, missing: Path) -> Mapping[str, int]:
 
 
 def _trained(name: str, head: Head, folder: str, project: Project) -> Product:
-    """Return the product of a head that is trained from labels."""
     fragments, card = fragments_of(project), f"{folder}/head.json"
     inputs = [
         *filter(None, [head.labels]),

@@ -16,7 +16,7 @@ from featuremill.kit.errors import IntegrityError
 from featuremill.kit.files import JsonFile, JsonRecord, sha256_of
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import Settings, whole_ids, with_keys
-from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
+from featuremill.kit.workloads import refuse_lacking
 
 __all__ = ["CARD", "IS_SEEN", "NO", "UNKNOWN", "YES", "Card", "read", "read_held_out", "require"]
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
@@ -27,31 +27,24 @@ CONTIG = "contig"
 """The default column of groups for labels of contigs."""
 Task = Literal["classification", "regression", "per_residue"]
 """What a head predicts for a record: a class, a number, or a class for each residue."""
-Tensors = Mapping[str, npt.NDArray[Any]]
+Tensors = dict[str, npt.NDArray[Any]]
 """The tensors of a head by name."""
 
 
 def require(*packages: str) -> None:
     """Raise UserError if one of the `packages` is not installed."""
-
-    class Needs(WorkloadOptions):
-        PACKAGES = dict.fromkeys(packages, "featuremill[esm2]")
-
-    refuse_without_packages(Needs)
+    refuse_lacking(dict.fromkeys(packages, "featuremill[esm2]"))
 
 
 class Part(JsonRecord):
     """One of the vectors that a head concatenates."""
 
     width: int
-    """Length of the vector."""
     column: str | None = None
     recipe: str | None = None
     """The recipe of the vectors; None if unknown, as for an imported head."""
     settings: Settings | None = None
-    """The settings of the recipe."""
     run: str | None = None
-    """The run on which the head was trained."""
 
 
 class Source(JsonRecord):
@@ -106,7 +99,6 @@ class Threshold(JsonRecord):
     precision: list[float]
     """Value and 95 % interval on records of unseen groups; empty if none reached the threshold."""
     recall: list[float]
-    """Value and 95 % interval on records of unseen groups."""
     share: float
     """Share of the labelled records that have the class."""
 
@@ -149,13 +141,11 @@ class Card(JsonFile):
     guesses: dict[str, float] = {}  # noqa: RUF012
     """The figures in `scores` for guesses that ignore the features."""
     mask: str = ""
-    """Letters that mark residues without a label."""
     of_classes: dict[str, dict[str, list[float]]] = {}  # noqa: RUF012
     """Precision, recall and F1 of each class of residues, each with its interval."""
     permutation_p: float | None = None
     """The share of shuffles of the labels that are predicted as well as the labels."""
     warnings: list[str] = []  # noqa: RUF012
-    """Warnings about the head's predictions."""
     accuracy_gain: list[float] = []  # noqa: RUF012
     """The accuracy minus that of always predicting the most frequent class, with its interval."""
     reliability: list[Bin] = []  # noqa: RUF012

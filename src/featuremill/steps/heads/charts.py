@@ -64,9 +64,7 @@ TERMS = (
 MOST_CLASSES = 7
 """Largest number of classes with a curve, which is the number of colours."""
 MOST_POINTS = 300
-"""Largest number of points of a curve."""
 MOST_RECORDS = 2000
-"""Largest number of records in the chart of a regression."""
 MOST_TEXT = 30
 ROW_PIXELS = 34
 CELL_PIXELS = (24, 64)
@@ -85,7 +83,6 @@ class Curve(NamedTuple):
 
     name: str
     records: int
-    """Number of records of the class."""
     share: float
     """Share of all records that have the class."""
     false_T: Values

@@ -266,11 +266,7 @@ LAYOUTS = (
 
 
 def _read(path: Path) -> tuple[Layout, list[str], Matrix]:
-    """Return the layout, the ids and the vectors of the file `path`.
-
-    Raises:
-        UserError: if it has none of the layouts.
-    """
+    """Return the layout, the ids and the vectors of a file; UserError without such a layout."""
     import torch
 
     try:

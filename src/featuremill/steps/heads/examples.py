@@ -15,13 +15,14 @@ from featuremill.features import Listed, Matrix
 from featuremill.inputs.labels import Label, NamedRecords, by_record
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import IdColumns
+from featuremill.kit.tables import without_features
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.steps.heads import card, labels
 from featuremill.steps.heads.card import CONTIG, Task
 from featuremill.steps.heads.figures import FOLDS
 from featuremill.steps.heads.fitting import Rows, lost_classes
-from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, part_of, spread
-from featuremill.steps.heads.section import Head
+from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, part_of
+from featuremill.steps.heads.section import Head, spread
 
 FEWEST_GROUPS = 3
 """Groups that a class needs: one to measure, one to choose the setting, one to learn."""
@@ -108,7 +109,7 @@ def gather(training: Training) -> Gathered:
         ids += some
         blocks.append(vectors)
     if not ids:
-        raise without_features(of_id, used, parts)
+        raise without_features(used.file, of_id, parts)
     known = {*ids, *(lacking.id for lacking in missing)}
     missing += [
         joined.lacking(id, 0, f"it has no such record (labelled in {used.file}:{label.line})")
@@ -154,7 +155,7 @@ def refuse_ahead(training: Training, parts: Sequence[Listed]) -> list[str]:
         there = part.rows_of(sha256_of_id)
         sha256_of_id = {id: sha256 for id, sha256 in sha256_of_id.items() if id in there}
     if not sha256_of_id:
-        raise without_features(of_id, used, parts)
+        raise without_features(used.file, of_id, parts)
     if training.head.task == "per_residue":
         rows_of_ids = parts[0].rows_of(sha256_of_id)
         lengths = parts[0].records_of(np.array([*rows_of_ids.values()], np.int64))
@@ -167,19 +168,6 @@ def refuse_ahead(training: Training, parts: Sequence[Listed]) -> list[str]:
     rows, classes = examples.rows(np.empty((len(examples.ids), 0)), training.head.task)
     refuse_unfit(rows, np.arange(len(examples.ids)), classes, used, training.head)
     return classes
-
-
-def without_features(
-    of_id: Mapping[str, Label], used: card.TableUsed, parts: Sequence[Listed]
-) -> UserError:
-    """Return the error that no label belongs to a record with features."""
-    first = parts[0].ids_of(np.arange(1))
-    first_of_run = f", the run's first is {clipped(first[0])!r}" if first else ""
-    return UserError(
-        f"{used.file}: none of its {len(of_id):,} ids has features in "
-        f"{listed(part.name for part in parts)}: its first is {clipped(next(iter(of_id)))!r}"
-        f"{first_of_run}; write the ids as the run has them."
-    )
 
 
 def labelled(

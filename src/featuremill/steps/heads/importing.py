@@ -26,7 +26,6 @@ from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, listed
 from featuremill.steps.heads import card
 
-Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which checkpoints contain a state dict."""
@@ -90,7 +89,6 @@ def import_head(chosen: Chosen) -> None:
 
 
 def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
-    """Return the file's tensors by name."""
     import io
 
     import torch
@@ -155,12 +153,8 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> bytes:
     return done.stdout
 
 
-def _named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
-    """Return the tensors under VirNucPro's names, which are found by the shapes.
-
-    Raises:
-        UserError: if they belong to another network.
-    """
+def _named(of_file: Mapping[str, Any], chosen: Chosen) -> card.Tensors:
+    """Return the tensors under VirNucPro's names, which are found by the shapes."""
     layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
     for name, tensor in of_file.items():
         layer, _, kind = name.rpartition(".")

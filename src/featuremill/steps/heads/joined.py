@@ -13,15 +13,19 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from featuremill.features import NOWHERE, Features, Index, Matrix
+from featuremill.kit.arrays import refuse_not_finite
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import IdColumns
-from featuremill.kit.text import Progress, clipped, counted, listed
+from featuremill.kit.text import Progress
 from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads.card import Part
 from featuremill.steps.heads.computed import Vectors
 
 __all__ = ["CHOOSING"]
 CHOOSING = "--vectors"
+WHY_NOT_FINITE = (
+    "of which no score can be made; leave that record out, or have its features computed anew."
+)
 log = logging.getLogger("featuremill.head")
 Source = Features | Vectors
 """Features with one vector per record."""
@@ -38,27 +42,11 @@ def part_of(source: Source) -> Part:
     )
 
 
-def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
-    """Return the column of each run: `columns`, or the only one of them for all runs; None if no
-    column was named.
-
-    Raises:
-        UserError: if the number of columns does not fit.
-    """
-    if len(columns) not in (0, 1, num_runs):
-        raise UserError(
-            f"--vectors: {listed(columns)} are {len(columns)} columns for "
-            f"{counted(num_runs, 'run')}; name one for each run, in their order, or one for all."
-        )
-    return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs
-
-
 class Lacking(NamedTuple):
     """A record without a vector in one of the runs."""
 
     id: str
     run: str
-    """The run without a vector."""
     reason: str
 
 
@@ -130,13 +118,7 @@ class Joined:
             others = zip(self._parts[1:], rows, strict=True)
             blocks += [part.take(of_other[is_in_all]) for part, of_other in others]
             for part, block in zip(self._parts, blocks, strict=True):
-                if not np.isfinite(block).all():
-                    bad_row = int(np.flatnonzero(~np.isfinite(block).all(1))[0])
-                    raise UserError(
-                        f"{part.name}: the vector of record {clipped(ids[bad_row])!r} in "
-                        f"{part.column} has a number that is not finite, of which no score can be "
-                        "made; leave that record out, or have its features computed anew."
-                    )
+                refuse_not_finite(block, ids, part.name, part.column, WHY_NOT_FINITE)
             if ids:
                 yield ids, blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
             progress.at(num_read, first.num_rows)

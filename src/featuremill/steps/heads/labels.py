@@ -107,11 +107,7 @@ def _of_table(features: Listed, head: Head, table: Path, log: logging.Logger | N
 
 
 def _sheet_of(features: Listed) -> dict[str, list[str]]:
-    """Return the sheet of samples in the plan of the features.
-
-    Raises:
-        UserError: if it is missing beside the results, or belongs to a later plan.
-    """
+    """Return the sheet of samples in the plan of the features; UserError if that is another one."""
     if features.id_columns.keys and not features.folder.records.exists():
         raise UserError(
             f"{features.folder.records}: there is no such file, which has the sheet of samples of "

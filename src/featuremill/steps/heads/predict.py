@@ -33,8 +33,8 @@ from featuremill.steps.heads.joined import (
     Source,
     lacking_writer,
     part_of,
-    spread,
 )
+from featuremill.steps.heads.section import spread
 
 __all__ = ["missing_of"]
 LETTERS = "labels"
@@ -159,46 +159,37 @@ def predict(
         )
 
 
-class Seen:
-    """The records of the features that were in a head's training data, with held-out scores."""
-
-    def __init__(self, held_out: card.HeldOut | None, features: Source) -> None:
-        self._held_out = held_out if features.recipe is not None else None
-        self._row_of: dict[str, int] = {}
-        if not self._held_out:
-            return
-        pairs = zip(self._held_out.ids, self._held_out.sha256s, strict=True)
-        by_pair = {pair: row for row, pair in enumerate(pairs)}
-        # Any copy's score is right: its head was trained without all copies.
-        by_sha256 = {sha256: row for (_, sha256), row in by_pair.items()}
-        for id, sha256 in features.digests():
-            if sha256 in by_sha256:
-                self._row_of[id] = by_pair.get((id, sha256), by_sha256[sha256])
-
-    def held_out(
-        self, ids: Sequence[str], scores_NC: npt.NDArray[np.float64]
-    ) -> tuple[npt.NDArray[np.float64], list[str]]:
-        """Return the scores, replaced by held-out ones where these exist, and for each id whether
-        the head was trained on it: YES, NO or UNKNOWN."""
-        if not self._held_out:
-            return scores_NC, [card.UNKNOWN] * len(ids)
-        rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)
-        is_seen = rows >= 0
-        scores = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
-        return scores, [card.YES if is_known else card.NO for is_known in is_seen]
+def training_rows(held_out: card.HeldOut | None, features: Source) -> dict[str, int] | None:
+    """Return the row of the held-out scores for each record that the head was trained on; None if
+    it is unknown which these are."""
+    if held_out is None or features.recipe is None:
+        return None
+    pairs = zip(held_out.ids, held_out.sha256s, strict=True)
+    by_pair = {pair: row for row, pair in enumerate(pairs)}
+    # Any copy's score is right: its head was trained without all copies.
+    by_sha256 = {sha256: row for (_, sha256), row in by_pair.items()}
+    return {
+        id: by_pair.get((id, sha256), by_sha256[sha256])
+        for id, sha256 in features.digests()
+        if sha256 in by_sha256
+    }
 
 
 def _of_records(
     sources: Sequence[Source], folder: Path, head: card.Card, tensors: Tensors, report: Report
 ) -> Iterator[Predicted]:
     """Yield the predictions of records, in the order of the first source."""
-    joined = Joined(sources)
-    training = Seen(card.read_held_out(folder, head), sources[0])
+    joined, held_out = Joined(sources), card.read_held_out(folder, head)
+    row_of = training_rows(held_out, sources[0])
     for ids, vectors in joined.blocks(report):
-        scores_NC = network.logits(tensors, vectors)
+        scores_NC, seen = network.logits(tensors, vectors), [card.UNKNOWN] * len(ids)
         if head.task != "regression":
             scores_NC = network.softmax(scores_NC)
-        scores_NC, seen = training.held_out(ids, scores_NC)
+        if held_out and row_of is not None:
+            rows = np.array([row_of.get(id, -1) for id in ids], np.int64)
+            is_seen = rows >= 0
+            scores_NC = np.where(is_seen[:, None], held_out.scores_NC[rows], scores_NC)
+            seen = [card.YES if is_known else card.NO for is_known in is_seen]
         names: Sequence[Sequence[str]] = [()] * len(ids)
         if head.classes:
             names = [(head.classes[n],) for n in threshold.classes_of(head, scores_NC)]
@@ -276,7 +267,6 @@ def _has_records(path: Path) -> bool:
 
 
 def _features_of(head: card.Card) -> str:
-    """Describe the features that a head takes."""
     texts = [
         f"{part.width:,} numbers" + (f" ({part.column})" if part.column else "")
         for part in head.features
@@ -362,12 +352,10 @@ def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Wri
     """Write a Parquet file with a row per record: texts, and scores or lists of scores."""
     of_residues = head.task == "per_residue"
     kind = pa.list_(pa.float32()) if of_residues else pa.float64()
-    fields = dict.fromkeys(id_columns.names, pa.string())
-    if not of_residues:
-        fields |= dict.fromkeys(_columns(head), pa.string())
+    texts, seen = ([], []) if of_residues else (_columns(head), [card.IS_SEEN])
+    fields = dict.fromkeys([*id_columns.names, *texts], pa.string())
     fields |= dict.fromkeys(map(one_line, head.columns), kind)
-    if not of_residues:
-        fields[card.IS_SEEN] = pa.string()
+    fields |= dict.fromkeys(seen, pa.string())
     provenance = {"head_sha256": head.sha256, "features": [x.as_json() for x in head.features]}
     metadata = {"featuremill": json.dumps(provenance, sort_keys=True)}
     schema = pa.schema(fields, metadata=metadata)

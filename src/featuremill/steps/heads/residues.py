@@ -21,6 +21,7 @@ from featuremill.features import Matrix, Parts
 from featuremill.kit.arrays import matrices
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, IdColumns
+from featuremill.kit.tables import without_features
 from featuremill.kit.text import Progress
 from featuremill.steps.heads import card, labels
 from featuremill.steps.heads.computed import Choices, NewRecords, origin_of
@@ -31,10 +32,8 @@ from featuremill.steps.heads.examples import (
     labelled,
     numbered,
     sha256s_of,
-    without_features,
 )
-from featuremill.steps.heads.figures import FOLDS
-from featuremill.steps.heads.fitting import Rows, Tensors
+from featuremill.steps.heads.fitting import Rows
 from featuremill.steps.heads.joined import Lacking, Report
 from featuremill.steps.heads.labels import UNLABELLED, Numbers
 from featuremill.steps.heads.network import logits
@@ -82,7 +81,7 @@ def gather(training: Training) -> tuple[Gathered, Residues]:
         pairs = zip(ids, rows_of_ids.tolist(), strict=True)
         row_of |= {id: row for id, row in pairs if id in of_id}
     if not row_of:
-        raise without_features(of_id, used, [planned])
+        raise without_features(used.file, of_id, [planned])
     for id, row in row_of.items():
         num_residues = int(parts.num_of_row[row])
         labels.refuse_length(id, of_id[id], num_residues, planned.name, used.file)
@@ -108,7 +107,6 @@ def gather(training: Training) -> tuple[Gathered, Residues]:
 
 
 def _part(parts: Parts) -> card.Part:
-    """Return the entry of a card for these vectors."""
     return card.Part(
         width=parts.column.width,
         column=parts.column.name,
@@ -155,14 +153,6 @@ def drawn(
     return Rows(x_NF, y_N, groups_N, payload_N, num_classes), record_N
 
 
-def folds_of_records(gathered: Gathered) -> npt.NDArray[np.int64]:
-    """Return the fold of each record; groups without a drawn residue are spread over the folds."""
-    _, group_R = np.unique(gathered.examples.groups_R, return_inverse=True)
-    fold_of_group = np.arange(int(group_R.max()) + 1) % FOLDS
-    fold_of_group[group_R[gathered.record_N]] = gathered.rows.folds(0)
-    return fold_of_group[group_R]
-
-
 def _ranges(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield ranges of records with about AT_ONCE residues; `ends` are cumulative residue counts."""
     start = 0
@@ -182,7 +172,7 @@ def _pieces(
 
 
 def predicted_by(
-    residues: Residues, folds_R: npt.NDArray[np.int64], heads: Sequence[Tensors]
+    residues: Residues, folds_R: npt.NDArray[np.int64], heads: Sequence[card.Tensors]
 ) -> list[npt.NDArray[np.int64]]:
     """Return the predicted class numbers of residues, by record: by the head of its fold."""
     predicted: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(folds_R)

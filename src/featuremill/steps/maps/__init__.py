@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Product, Project, Section, State, stated
+from featuremill.step import Command, Problems, Product, Project, Section, State, stated
 from featuremill.steps.maps.limits import FILE as FILE
 from featuremill.steps.maps.limits import PERPLEXITY
 
@@ -50,7 +50,7 @@ class Maps(Section):
 SECTION = Maps
 
 
-def problems(*_: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(*_: Any) -> Problems:
     """Return no errors, as the fields are checked one by one."""
     return iter(())
 

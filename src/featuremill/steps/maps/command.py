@@ -6,23 +6,18 @@ import argparse
 import logging
 from pathlib import Path
 
+from featuremill.kit.tables import add_options
 from featuremill.kit.text import records
-from featuremill.steps.maps.limits import FILE, PERPLEXITY
+from featuremill.steps.maps import FILE, Maps
 
 log = logging.getLogger("featuremill.map")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill map`."""
-    add = parser.add_argument
-    add("run_folder", type=Path, metavar="results/RUN", help="folder of a finished run")
-    add("--seed", type=int, default=0, help="random seed; equal seeds give equal maps (default 0)")
-    add(
-        "--perplexity",
-        type=float,
-        default=PERPLEXITY,
-        help=f"approximate number of neighbours of a record (default {PERPLEXITY:g})",
-    )
+    folder = "folder of a finished run"
+    parser.add_argument("run_folder", type=Path, metavar="results/RUN", help=folder)
+    add_options(parser, Maps, "seed", "perplexity")
 
 
 def run(arguments: argparse.Namespace) -> None:

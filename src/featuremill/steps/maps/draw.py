@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.features.nearest import NotFiniteError, nearest_in_memory
-from featuremill.features.shown import MOST_SHOWN, Labelled, Shown
+from featuremill.features.shown import MOST_SHOWN, Labels, Shown
 from featuremill.kit.ids import accessions
 from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share
@@ -47,7 +47,6 @@ OF_NCBI = re.compile(r"(?:[A-Z]P_[0-9]{6,}|[A-Z]{3}[0-9]{5}(?:[0-9]{2})?)(?:\.[0
 
 class Header(NamedTuple):
     name: str
-    """The name of the protein, without fields."""
     organism: str | None
     accession: str
     link: int
@@ -58,11 +57,12 @@ def headers_of(ids: list[str], descriptions: list[str]) -> list[Header]:
     """Return name, organism, accession and link of each record."""
     import pyarrow as pa
 
-    accessions_of_ids = accessions(pa.array(ids, pa.string())).to_pylist()
-    return [
-        Header(*_described(description), accession, _link_of(accession))
-        for description, accession in zip(descriptions, accessions_of_ids, strict=True)
-    ]
+    headers, accessions_of_ids = list[Header](), accessions(pa.array(ids, pa.string())).to_pylist()
+    for description, accession in zip(descriptions, accessions_of_ids, strict=True):
+        link = 2 if OF_NCBI.fullmatch(accession) else 0
+        link = 1 if OF_UNIPROT.fullmatch(accession) else link
+        headers.append(Header(*_described(description), accession, link))
+    return headers
 
 
 def _described(description: str) -> tuple[str, str | None]:
@@ -71,12 +71,6 @@ def _described(description: str) -> tuple[str, str | None]:
     if (known := NCBI_ORGANISM.search(description)) is not None:
         return description[: known.start()].strip(), known[1].strip()
     return description.strip(), None
-
-
-def _link_of(accession: str) -> int:
-    if OF_UNIPROT.fullmatch(accession):
-        return 1
-    return 2 if OF_NCBI.fullmatch(accession) else 0
 
 
 ASSETS = Path(__file__).parent / "assets"
@@ -92,7 +86,6 @@ OWN_TITLES = LENGTH, ORGANISM, NOTE, DISTANCE = (
 )
 """The titles of colours that are not labels."""
 LEVELS = 65_535
-"""The largest 16-bit number."""
 log = logging.getLogger("featuremill.report")
 Shorts = npt.NDArray[np.uint16]
 
@@ -136,14 +129,11 @@ def draw(shown: Shown) -> Figure:
     }
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
     sentence = _sentence(shown, float(shares.sum()), kept)
-    html = _html(base64.b64encode(packed).decode(), sentence, _agreement(shown))
-    return Figure("map", "The map", sentence, html=html)
-
-
-def _html(data: str, sentence: str, agreed: str) -> str:
     files = {name: (ASSETS / f"map.{end}").read_text("utf-8") for name, end in _FILES.items()}
     template = jinja2.Environment(autoescape=True).from_string(files.pop("template"))
-    return template.render(**files, name="embeddings", data=data, label=sentence, agreed=agreed)
+    texts = {"name": "embeddings", "label": sentence, "agreed": _agreement(shown)}
+    html = template.render(**files, **texts, data=base64.b64encode(packed).decode())
+    return Figure("map", "The map", sentence, html=html)
 
 
 def _base64(numbers: npt.NDArray[Any]) -> str:
@@ -261,7 +251,6 @@ def _numbers(texts: Sequence[str | None]) -> list[float | None] | None:
 
 
 def _sentence(shown: Shown, explained: float, kept: keep.Kept | None) -> str:
-    """Return the sentences on the records and layouts of the map."""
     num_shown, total = len(shown.ids), shown.total
     text = f"All {num_shown:,} records"
     if num_shown < total:
@@ -272,18 +261,15 @@ def _sentence(shown: Shown, explained: float, kept: keep.Kept | None) -> str:
     if shown.others:
         text += f" The file also holds {listed(shown.others)}."
     if not kept and shown.total >= plane.LEAST_RECORDS:
-        text += f" For t-SNE too: {_advice(shown)}."
+        install = "" if plane.is_installed() else "pip install 'featuremill[maps]', then "
+        text += f" For t-SNE too: {install}featuremill map {shown.folder} and featuremill report "
+        text += f"{shown.folder}."
     if shown.labels:
         text += _about_labels(shown, shown.labels[0])
     return text
 
 
-def _advice(shown: Shown) -> str:
-    install = "" if plane.is_installed() else "pip install 'featuremill[maps]', then "
-    return f"{install}featuremill map {shown.folder} and featuremill report {shown.folder}"
-
-
-def _about_labels(shown: Shown, labels: Labelled) -> str:
+def _about_labels(shown: Shown, labels: Labels) -> str:
     if not labels.num_found:
         return f" Coloured by length: {labels.file} has no row with the id of one of them."
     text = f" Coloured by {labels.title} of {labels.file}"

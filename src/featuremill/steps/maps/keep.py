@@ -117,8 +117,10 @@ def compute(folder: Path, settings: Settings) -> Kept:
             f"t-SNE is computed by {plane.PACKAGE}, which is not installed here; type: "
             "pip install 'featuremill[maps]'."
         )
-    digest = made_of(folder)
-    run = features.open(folder, _shown_column(folder))
+    digest, tables = made_of(folder), [folder / "embeddings.parquet", folder / "embeddings"]
+    table = next((Table(path) for path in tables if path.exists()), None)
+    columns = features.columns_of(table.schema) if table else {}
+    run = features.open(folder, next(iter(columns), None))  # the column of the report
     if run.num_rows < plane.LEAST_RECORDS:
         raise UserError(
             f"{run.name}: {records(run.num_rows)} with features; t-SNE needs {plane.LEAST_RECORDS}."
@@ -131,11 +133,3 @@ def compute(folder: Path, settings: Settings) -> Kept:
     if not np.isfinite(vectors).all():
         raise UserError(f"{run.name}: {run.column} has numbers that are not finite, so no map.")
     return keep(folder, digest, run.column, run.ids_of(rows), vectors, run.num_rows, settings)
-
-
-def _shown_column(folder: Path) -> str | None:
-    """Return the column of the report of `folder`: the first column of vectors."""
-    for name in ("embeddings.parquet", "embeddings"):
-        if (folder / name).exists():
-            return next(iter(features.columns_of(Table(folder / name).schema)), None)
-    return None

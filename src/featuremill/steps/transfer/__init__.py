@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field, model_validator
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
-from featuremill.step import Ahead, Command, Name, Product, Project, Section
-from featuremill.steps.transfer.table import KEY as KEY
-from featuremill.steps.transfer.table import TABLE as TABLE
+from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands
+from featuremill.step import Ahead, Command, Name, Problems, Product, Project, refused
+from featuremill.steps.transfer.section import KEY as KEY
+from featuremill.steps.transfer.section import TABLE as TABLE
+from featuremill.steps.transfer.section import Transfer as Transfer
 
 ABOUT = (
     "Labels by name, each transferred from the nearest labelled records in the space of the "
@@ -37,46 +35,6 @@ COMMANDS = {
 }
 
 
-class Transfer(Section):
-    """A table of labels, and the search for the nearest labelled records."""
-
-    labels: str
-    """A table (CSV, TSV, Parquet) with record ids and, with samples, a column `sample`."""
-    column: str
-    """The table's column of labels."""
-    id_column: str | None = None
-    """The table's column of ids or accessions; if not given, a column such as `id` or `entry`."""
-    group: str | None = None
-    """A column of groups, such as a genus or `sample`. Records of the same group do not vote for
-    each other, so that the accuracy is that for unrelated records. If not given, each record is a
-    group."""
-    of: str | None = None
-    """The set of features to label. Required if there are several sets."""
-    reference: str | None = None
-    """The features of the labelled records: a set of this config, or the folder of a finished run.
-    If not given, those of `of`."""
-    vectors: str | None = None
-    """The column of vectors, if the features have several."""
-    k: Annotated[int, Field(ge=1, strict=True)] = 5
-    """The number of nearest labelled records that vote."""
-    metric: Literal["cosine", "euclidean"] = "cosine"
-    """The distance: 1 minus the cosine, or the Euclidean distance."""
-
-    @model_validator(mode="after")
-    def _groups_are_no_labels(self) -> Transfer:
-        if self.group == self.column:
-            raise ValueError(
-                "group and column are the same, so no record could get its own label; name another "
-                "column of groups, or none"
-            )
-        return self
-
-    @property
-    def words(self) -> list[str]:
-        """The options of `featuremill transfer`."""
-        return words_of(self.model_dump(exclude={"labels", "of", "reference"}))
-
-
 SECTION = dict[Name, Transfer]
 
 
@@ -87,23 +45,17 @@ def features_of(section: Transfer, project: Project) -> list[str]:
     return list(dict.fromkeys([target, reference]))
 
 
-def problems(
-    sections: Mapping[str, Transfer], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(sections: Mapping[str, Transfer], project: Project) -> Problems:
     """Yield errors of missing features."""
     for name, section in sections.items():
-        for key in ("of", "reference"):
-            try:
-                if key == "of" or section.reference:
-                    project.features_of(getattr(section, key))
-            except UserError as error:
-                yield (name, key), str(error)
+        yield from refused((name, "of"), project.features_of, section.of)
+        if section.reference:
+            yield from refused((name, "reference"), project.features_of, section.reference)
 
 
-def problems_of_files(
-    sections: Mapping[str, Transfer], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_files(sections: Mapping[str, Transfer], project: Project) -> Problems:
     """Yield errors of missing columns, wrong rows, and references with another recipe."""
+    from featuremill.features import chosen
     from featuremill.inputs import labels
 
     for name, section in sections.items():
@@ -121,78 +73,42 @@ def problems_of_files(
                 labels.read_ahead(table, section.column, section.group, id_columns, id_column)
         except UserError as error:
             yield (name, key), str(error)
-        try:
-            problem = _unfit(section, project)
-        except UserError as error:
-            problem = "reference", str(error)
-        if problem:
-            key, sentence = problem
-            yield (name, key), sentence
+        if ahead := project.ahead(section.of or next(iter(project.features))):
+            key, column = "vectors", section.vectors
+            target = project.features_of(section.of)
+            wrong = [*refused((name, key), chosen, ahead.schema, column, target, "vectors:")]
+            key = "reference"
+            yield from wrong or refused((name, key), _refuse_other, section, project, ahead)
 
 
-def problems_of_records(
-    sections: Mapping[str, Transfer], project: Project
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems_of_records(sections: Mapping[str, Transfer], project: Project) -> Problems:
     """Yield errors of tables of which no label belongs to a record."""
-    from featuremill.steps.transfer.write import Arguments, labelled
+    from featuremill.steps.transfer.write import labelled
 
     for name, section in sections.items():
         *_, folder = features_of(section, project)
-        if not are_there(section.labels, [folder], project):
-            continue
-        chosen = Arguments(
-            Path(),
-            Path(folder),
-            Path(section.labels),
-            section.column,
-            section.group,
-            section.vectors,
-            section.k,
-            section.metric,
-            Path(),
-            section.id_column,
-        )
-        try:
-            labelled(listed_in(folder, project, section.vectors), chosen, None)
-        except UserError as error:
-            yield (name, "labels"), str(error)
+        if are_there(section.labels, [folder], project):
+            run = listed_in(folder, project, section.vectors)
+            yield from refused((name, "labels"), labelled, run, section, None)
 
 
-def _unfit(section: Transfer, project: Project) -> tuple[str, str] | None:
-    """Return a wrong key and the error, or None if the features fit or are not known yet.
-
-    Raises:
-        UserError: the reference cannot be read.
-    """
+def _refuse_other(section: Transfer, project: Project, ahead: Ahead) -> None:
+    """Raise UserError if the features of the reference have another recipe than `ahead`."""
     from featuremill import features
 
     target, *others = features_of(section, project)
-    ahead = project.ahead(section.of or next(iter(project.features)))
-    if ahead is None:
-        return None
-    try:
-        features.chosen(ahead.schema, section.vectors, target, "vectors:")
-    except UserError as error:
-        return "vectors", str(error)
-    if others and _differ(ahead, others[0], section, project):
-        return (
-            "reference",
-            f"{others[0]}: its features are made otherwise than those of {target}, so distances "
-            "between them mean nothing; compute both by the same workload and options.",
-        )
-    return None
-
-
-def _differ(ahead: Ahead, other: str, section: Transfer, project: Project) -> bool:
-    """Return whether the features in the folder `other` have another recipe."""
-    from featuremill import features
-
+    is_other = False
     if reference_ahead := project.ahead(section.reference or ""):
-        return reference_ahead.settings != ahead.settings
-    if not Path(other, "manifest.json").exists():
-        return False
-    recipe = features.open(other, section.vectors, choosing="vectors").settings.as_json()
-    return any(recipe[key] != value for key, value in ahead.settings.items())
+        is_other = reference_ahead.settings != ahead.settings
+    elif others and Path(others[0], "manifest.json").exists():
+        reference = features.open(others[0], section.vectors, choosing="vectors")
+        recipe = reference.settings.as_json()
+        is_other = any(recipe[key] != value for key, value in ahead.settings.items())
+    if others and is_other:
+        raise UserError(
+            f"{others[0]}: its features are made otherwise than those of {target}, so distances "
+            "between them mean nothing; compute both by the same workload and options."
+        )
 
 
 def products(sections: Mapping[str, Transfer], project: Project) -> Sequence[Product]:

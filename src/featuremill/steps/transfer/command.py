@@ -6,7 +6,10 @@ import argparse
 from pathlib import Path
 
 from featuremill.kit.tables import add_options
-from featuremill.steps.transfer import Transfer
+from featuremill.steps.transfer.section import Transfer
+
+KEYS = ("column", "id_column", "group", "vectors", "k", "metric")
+"""Keys of a section that are also options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the run of the labelled records, if that is another one",
     )
     add("--labels", type=Path, required=True, metavar="TABLE", help="CSV, TSV or Parquet with ids")
-    add_options(parser, Transfer, "column", "id_column", "group", "vectors", "k", "metric")
+    add_options(parser, Transfer, *KEYS)
     add(
         "--output",
         type=Path,
@@ -30,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from featuremill.steps.transfer import write
+    from featuremill.steps.transfer.write import transfer
 
-    options = vars(arguments)
-    write.transfer(write.Arguments(*(options[name] for name in write.Arguments._fields)))
+    options = {key: getattr(arguments, key) for key in KEYS}
+    section = Transfer.model_construct(labels=str(arguments.labels), **options)
+    transfer(arguments.run_folder, arguments.reference, section, arguments.output)

@@ -20,32 +20,19 @@ from featuremill.features import Features, Listed, Matrix, Rows
 from featuremill.features.nearest import Mask, Metric, Neighbours, NotFiniteError, nearest_in_memory
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
+from featuremill.kit.arrays import refuse_not_finite
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, sha256_of, write_json
 from featuremill.kit.processes import VERSION
-from featuremill.kit.text import Progress, clipped, counted, records
+from featuremill.kit.tables import without_features
+from featuremill.kit.text import Progress, counted, records
 from featuremill.kit.tsv import TsvWriter
-from featuremill.steps.transfer.table import TABLE
+from featuremill.steps.transfer.section import TABLE, Transfer
 
 NORMAL = 1.959964
 """Half the width of a 95 % interval in standard deviations."""
+WHY_NOT_FINITE = "so it has no distance; leave that record out, or have its features computed anew."
 log = logging.getLogger("featuremill.transfer")
-
-
-class Arguments(NamedTuple):
-    """The arguments of `featuremill transfer`."""
-
-    run_folder: Path
-    reference: Path | None
-    labels: Path
-    column: str
-    group: str | None
-    vectors: str | None
-    k: int
-    metric: Metric
-    output: Path
-    id_column: str | None = None
-    """The table's column of ids; if None, it is found by its name."""
 
 
 class Row(NamedTuple):
@@ -57,11 +44,9 @@ class Row(NamedTuple):
     agree: int
     """The number of neighbours with this label."""
     neighbours: int
-    """The number of neighbours that voted."""
     nearest: str
     """The whole id of the nearest neighbour with this label."""
     distance: str
-    """The distance to `nearest`."""
     known: str
     """The record's own label, which has no vote, or ""."""
 
@@ -80,7 +65,6 @@ class Known(NamedTuple):
     ids: list[str]
     labels: list[str]
     sha256: list[str]
-    """The sha256 of the payloads."""
     groups: list[str]
     """The groups; without groups, the sha256."""
     vectors: Matrix
@@ -100,34 +84,40 @@ class Known(NamedTuple):
         return Row(id, names[index], agree, len(names), nearest_id, f"{distance:.9g}", known)
 
 
-def transfer(args: Arguments) -> None:
-    """Write the table, the records without a label, and the card with the accuracy.
+def transfer(run_folder: Path, other: Path | None, section: Transfer, output: Path) -> None:
+    """Write the table, the records without a label, and the card with the accuracy. `other` is the
+    run of the labelled records, if it is not `run_folder`.
 
     Raises:
         UserError: the features, the labels or the output are wrong.
     """
     try:
-        _transfer(args)
-    except NotFiniteError:  # the vectors are finite (`_refuse_not_finite`); distances overflow
+        _transfer(run_folder, other, section, output)
+    except NotFiniteError:  # the vectors are finite (`refuse_not_finite`); distances overflow
         raise UserError(
-            f"{args.run_folder}: some vectors have numbers too large to compute distances; scale "
+            f"{run_folder}: some vectors have numbers too large to compute distances; scale "
             "the features, or use others."
         ) from None
 
 
-def _transfer(args: Arguments) -> None:
-    if args.output.suffix != ".tsv":
-        raise UserError(f"{args.output}: the table is a .tsv; give a name that ends so.")
-    if args.k < 1:
-        raise UserError(f"--k {args.k}: give 1 or more.")
-    target = features.open(args.run_folder, args.vectors, choosing="--vectors")
-    reference = target
-    if args.reference not in (None, args.run_folder):
-        reference = features.open(args.reference, args.vectors, choosing="--vectors")
-        _refuse_other_features(target, reference)
-    labels_of_records = labelled(reference, args, log)
-    known = _known(reference, labels_of_records, args)
-    card, missing, table = map(Path, TABLE.files(str(args.output)))
+def _transfer(run_folder: Path, other: Path | None, section: Transfer, output: Path) -> None:
+    if output.suffix != ".tsv":
+        raise UserError(f"{output}: the table is a .tsv; give a name that ends so.")
+    if section.k < 1:
+        raise UserError(f"--k {section.k}: give 1 or more.")
+    target = reference = features.open(run_folder, section.vectors, choosing="--vectors")
+    if other not in (None, run_folder):
+        reference = features.open(other, section.vectors, choosing="--vectors")
+        recipe, expected = (f"{each.recipe} ({each.column})" for each in (reference, target))
+        if recipe != expected:
+            raise UserError(
+                f"{reference.name}: the recipe of its features is {recipe}, and that of "
+                f"{target.name} is {expected}, so distances between them mean nothing; compute "
+                "both by one recipe."
+            )
+    labels_of_records = labelled(reference, section, log)
+    known = _known(reference, labels_of_records, section)
+    card, missing, table = map(Path, TABLE.files(str(output)))
     counts = Counter[str]()
     with delivering(table, is_named=True) as rows_path, delivering(missing) as missing_path:
         with (
@@ -136,71 +126,84 @@ def _transfer(args: Arguments) -> None:
         ):
             rows = TsvWriter(rows_file, [*target.id_columns.names, *Row._fields[1:]])
             lacking = TsvWriter(missing_file, [*target.id_columns.names, *Missing._fields[1:]])
-            for row in chain(_rows(target, known, target is reference, args.k), _failed(target)):
+            failed = (
+                Missing(failure.id, f"{failure.status}: {failure.reason}")
+                for failure in target.failures()
+            )
+            for row in chain(_rows(target, known, target is reference, section.k), failed):
                 counts["transferred" if isinstance(row, Row) else "without"] += 1
                 table_of_row = rows if isinstance(row, Row) else lacking
                 table_of_row.row([*target.id_columns.cells(row.id), *row[1:]])
-        facts = _card(args, target, reference, known)
-        facts["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
-            "labelled": len(known.ids),
-            "labels_without_vector": len(labels_of_records.of_id) - len(known.ids),
-            "rows_without_label": labels_of_records.num_empty,
+        runs = dict.fromkeys([run_folder, other or run_folder])
+        made_of = [Path(section.labels), *(run / "manifest.json" for run in runs)]
+        leave_one_out = _leave_one_out(known)
+        facts = {
+            "featuremill": VERSION,
+            "made_of": {str(path): sha256_of(path) for path in made_of},
+            **section.model_dump(include={"labels", "column", "group"}),
+            "of": {"run": target.name, "recipe": target.recipe, "column": target.column},
+            "reference": {"run": reference.name, "recipe": reference.recipe},
+            "k": section.k,
+            "metric": section.metric,
+            "leave_one_out": leave_one_out,
+            "counts": {
+                "transferred": counts["transferred"],
+                "without": counts["without"],
+                "labelled": len(known.ids),
+                "labels_without_vector": len(labels_of_records.of_id) - len(known.ids),
+                "rows_without_label": labels_of_records.num_empty,
+            },
         }
         write_json(card, facts)
-    _log_counts(args, facts)
-
-
-def _refuse_other_features(target: Features, reference: Features) -> None:
-    recipe, other = (f"{each.recipe} ({each.column})" for each in (target, reference))
-    if recipe != other:
-        raise UserError(
-            f"{reference.name}: the recipe of its features is {other}, and that of {target.name} "
-            f"is {recipe}, so distances between them mean nothing; compute both by one recipe."
+    log.info("%s: %s", output, records(counts["transferred"]))
+    if leave_one_out["records"]:
+        log.info(
+            "leaving out each labelled record: accuracy %.3f (95 %% interval %.3f to %.3f; the "
+            "commonest label alone %.3f).",
+            leave_one_out["accuracy"],
+            *leave_one_out["interval"],
+            leave_one_out["commonest_label"],
         )
+    if num_without := counts["without"]:
+        have_none = counted(num_without, "record has no label", "records have no label")
+        log.warning("%s: %s lists them.", have_none, missing)
 
 
 class Labelled(NamedTuple):
     """The labels of records."""
 
     of_id: Mapping[str, Label]
-    """The label of each id."""
     num_empty: int
     """The number of table rows without a label."""
     rows: Rows
     """The sorted rows of the labelled records."""
 
 
-def labelled(reference: Listed, args: Arguments, log: logging.Logger | None) -> Labelled:
+def labelled(reference: Listed, section: Transfer, log: logging.Logger | None) -> Labelled:
     """Return the labels of the reference's records; log a warning for labels without a record.
 
     Raises:
         UserError: the table cannot be read, or no label has a record.
     """
-    id_columns = reference.id_columns
+    table, id_columns, id_column = Path(section.labels), reference.id_columns, section.id_column
     of_id, num_empty = labels.read(
-        args.labels, args.column, args.group, id_columns, args.id_column or "", log=log
+        table, section.column, section.group, id_columns, id_column or "", log=log
     )
     records = labels.NamedRecords(f"record of {reference.name}", id_columns, log)
-    of_id = labels.by_record(of_id, args.labels, [reference], records)
+    of_id = labels.by_record(of_id, table, [reference], records)
     rows = np.array(sorted(reference.rows_of(of_id).values()), np.int64)
     if not len(rows):
-        first_id = reference.ids_of(np.arange(1))[0]
-        raise UserError(
-            f"{args.labels}: none of its {len(of_id):,} ids has features in {reference.name}: "
-            f"its first is {clipped(next(iter(of_id)))!r}, the run's first is "
-            f"{clipped(first_id)!r}; write the ids as the run has them."
-        )
+        raise without_features(section.labels, of_id, [reference])
     return Labelled(of_id, num_empty, rows)
 
 
-def _known(reference: Features, known: Labelled, args: Arguments) -> Known:
-    """Return the labelled records with vectors and their nearest records."""
+def _known(reference: Features, known: Labelled, section: Transfer) -> Known:
     labelled, rows = known.of_id, known.rows[np.argsort(reference.ranks_of(known.rows))]
     record_of = reference.records_of(rows)
     ids = [record_of[row].id for row in rows.tolist()]
     sha256 = [record_of[row].sha256 for row in rows.tolist()]
     vectors = reference.take(rows)
-    _refuse_not_finite(reference, ids, vectors)
+    refuse_not_finite(vectors, ids, reference.name, reference.column, WHY_NOT_FINITE)
     if num_lost := len(labelled) - len(ids):
         labels_are = counted(num_lost, "label is", "labels are")
         log.info("%s of no record with features in %s", labels_are, reference.name)
@@ -209,10 +212,10 @@ def _known(reference: Features, known: Labelled, args: Arguments) -> Known:
         f"{len(ids):,}",
         records(reference.num_rows),
         f"{reference.width:,}",
-        f"no {args.group} votes for its own" if args.group else "no record votes for itself",
+        f"no {section.group} votes for its own" if section.group else "no record votes for itself",
     )
     payload_N = np.unique(sha256, return_inverse=True)[1]
-    groups = [labelled[id].group for id in ids] if args.group else sha256
+    groups = [labelled[id].group for id in ids] if section.group else sha256
     group_N = np.unique(groups, return_inverse=True)[1]
 
     def are_related(queries: slice, rows: slice) -> Mask:
@@ -222,21 +225,11 @@ def _known(reference: Features, known: Labelled, args: Arguments) -> Known:
 
     nearest: list[Neighbours] = []
     progress = Progress(log, "leaving out one by one")
-    for hits in nearest_in_memory(vectors, vectors, args.k, args.metric, are_related):
+    for hits in nearest_in_memory(vectors, vectors, section.k, section.metric, are_related):
         nearest.append(hits)
         progress.at(len(nearest), len(ids))
     names = [labelled[id].name for id in ids]
-    return Known(ids, names, sha256, groups, vectors, nearest, args.metric)
-
-
-def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:
-    if not np.isfinite(vectors).all():
-        row = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
-        raise UserError(
-            f"{part.name}: the vector of record {clipped(ids[row])!r} in {part.column} has a "
-            "number that is not finite, so it has no distance; leave that record out, or have its "
-            "features computed anew."
-        )
+    return Known(ids, names, sha256, groups, vectors, nearest, section.metric)
 
 
 def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | Missing]:
@@ -244,7 +237,7 @@ def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row
     index_of = {id: index for index, id in enumerate(known.ids)}
     progress, first = Progress(log, "looking for the nearest"), 0
     for ids, vectors in target.blocks():
-        _refuse_not_finite(target, ids, vectors)
+        refuse_not_finite(vectors, ids, target.name, target.column, WHY_NOT_FINITE)
         own_index = {position: index_of[id] for position, id in enumerate(ids) if id in index_of}
         if not is_same and own_index:  # records with the same id may have other payloads
             records = target.records_of(first + np.array(list(own_index)))
@@ -267,28 +260,6 @@ def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row
                 yield Missing(id, reason)
         first += len(ids)
         progress.at(first, target.num_rows)
-
-
-def _failed(target: Features) -> Iterator[Missing]:
-    for failure in target.failures():
-        yield Missing(failure.id, f"{failure.status}: {failure.reason}")
-
-
-def _card(args: Arguments, target: Features, reference: Features, known: Known) -> dict[str, Any]:
-    runs = dict.fromkeys([args.run_folder, args.reference or args.run_folder])
-    made_of = [args.labels, *(run / "manifest.json" for run in runs)]
-    return {
-        "featuremill": VERSION,
-        "made_of": {str(path): sha256_of(path) for path in made_of},
-        "labels": str(args.labels),
-        "column": args.column,
-        "group": args.group,
-        "of": {"run": target.name, "recipe": target.recipe, "column": target.column},
-        "reference": {"run": reference.name, "recipe": reference.recipe},
-        "k": args.k,
-        "metric": args.metric,
-        "leave_one_out": _leave_one_out(known),
-    }
 
 
 def _leave_one_out(known: Known) -> dict[str, Any]:
@@ -322,22 +293,3 @@ def interval(
     half = math.sqrt(spread * (share * (1 - share) + spread / 4))
     low, high = ((share + spread / 2 + sign * half) / (1 + spread) for sign in (-1, 1))
     return max(0.0, low), min(1.0, high)
-
-
-def _log_counts(args: Arguments, facts: Mapping[str, Any]) -> None:
-    counts, evaluated = facts["counts"], facts["leave_one_out"]
-    log.info("%s: %s", args.output, records(counts["transferred"]))
-    if evaluated["records"]:
-        low, high = evaluated["interval"]
-        log.info(
-            "leaving out each labelled record: accuracy %.3f (95 %% interval %.3f to %.3f; the "
-            "commonest label alone %.3f).",
-            evaluated["accuracy"],
-            low,
-            high,
-            evaluated["commonest_label"],
-        )
-    if num_without := counts["without"]:
-        _, missing, _ = TABLE.files(str(args.output))
-        have_none = counted(num_without, "record has no label", "records have no label")
-        log.warning("%s: %s lists them.", have_none, missing)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Product, Project, State, stated
+from featuremill.step import Command, Problems, Product, Project, State, refused, stated
 from featuremill.steps.translate.names import (
     FRAGMENTS,
     KINDS,
@@ -50,7 +51,7 @@ def records(section: SECTION, project: Project) -> Mapping[str, str]:  # noqa: A
 
 def records_now(section: SECTION, project: Project, folder: Path) -> Mapping[str, Path]:
     """Return the files of fragments by kind; translate into `folder` if they are missing or old."""
-    from featuremill.steps.translate.command import translate
+    from featuremill.steps.translate.write import translate
 
     new, existing = folder / KEY, Path(folder_of(project))
     inputs = [Path(path) for path in project.inputs]
@@ -67,30 +68,25 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str]:
     return shlex.join(words), f"{folder}/{PROTEINS}"
 
 
-def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:  # noqa: ARG001
+def problems(section: SECTION, project: Project) -> Problems:  # noqa: ARG001
     """Yield an error if an option has no effect or a wrong value."""
-    try:
-        settled(section.by, section.options, lambda name, value: f"{name}: {value}".rstrip(": "))
-    except UserError as error:
-        yield (), str(error)
+    yield from refused((), settled, section.by, section.options)
 
 
 def products(section: SECTION, project: Project) -> Sequence[Product]:
     """Return the product of the step: the fragments."""
-    folder = folder_of(project)
-    inputs = _inputs(project)
-    options = settled(section.by, section.options, lambda name, _: name)
+    folder, options = folder_of(project), settled(section.by, section.options)
     return [
         Product(
             KEY,
             [f"{folder}/{name}" for name in (*files_of(project).values(), SUMMARY)],
-            inputs,
+            _inputs(project),
             [f"{project.logs}/{KEY}.log"],
             [folder],
             lock=f"{folder}/{LOCK}",
             config={"by": section.by, "method": section.method, **options},
-            card=lambda: _listed(Path(folder)),
-            figures=lambda: _figures(Path(folder)),
+            card=partial(_listed, Path(folder)),
+            figures=partial(_figures, Path(folder)),
         )
     ]
 

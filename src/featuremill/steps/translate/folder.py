@@ -111,7 +111,7 @@ class Translation(JsonFile):
         """The samples with the names of their folders; without samples, ("", "")."""
         if self.samples is None:
             return [("", "")]
-        return [(sample, folder_name(sample)) for sample in self.samples]
+        return [(sample, f"{OF_SAMPLE}{sample}") for sample in self.samples]
 
     def is_of(self, about: Mapping[str, Any]) -> bool:
         """Return whether the fields `about` have these values."""
@@ -172,11 +172,6 @@ def untranslated(folder: Path) -> Iterator[dict[str, str]]:
         with (folder / inside / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
             for row in read_tsv(file):
                 yield {**row, "contig": f"{sample}/{row['contig']}"} if sample else row
-
-
-def folder_name(sample: str) -> str:
-    """Return the name of the folder of a sample's translation."""
-    return f"{OF_SAMPLE}{sample}"
 
 
 def check(folder: Path, inputs: Sequence[Path]) -> None:

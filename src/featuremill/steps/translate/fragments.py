@@ -1,9 +1,8 @@
-"""The fragments of contigs, and the protocol of classes that divide contigs into fragments."""
+"""The fragments of contigs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from featuremill.inputs import Record
 
@@ -33,14 +32,3 @@ class Fragment(NamedTuple):
 Cut = tuple[Record, list[Fragment]]
 """A contig and some of its fragments. Each contig is yielded at least once, in order; contigs with
 many fragments are yielded several times in a row."""
-
-
-class Way(Protocol):
-    """A method to divide contigs into fragments."""
-
-    @property
-    def why_none(self) -> str:
-        """The reason for contigs without fragments."""
-
-    def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
-        """Yield the fragments of `contigs`; refused contigs have none."""

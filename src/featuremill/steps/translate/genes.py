@@ -54,7 +54,6 @@ class Genes(NamedTuple):
     code: int
     """NCBI's number of the genetic code, for the procedure "single"."""
     folder: Path
-    """The folder of temporary files."""
     why_none: str = "no gene found"
 
     def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:

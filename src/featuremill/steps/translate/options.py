@@ -10,6 +10,7 @@ from featuremill.kit.tables import words_of
 from featuremill.step import Section
 from featuremill.steps.translate.names import METHODS
 
+__all__ = ["CODON"]
 DEFAULTS: dict[str, dict[str, int | str]] = {
     "chunks": {"window": 500},
     "virnucpro": {"window": 500},
@@ -59,8 +60,13 @@ def typed(name: str, value: int | str) -> str:
     return f"--{name.replace('_', '-')} {value}".rstrip()
 
 
+def keyed(name: str, value: int | str) -> str:
+    """Return an option as it is written in a config."""
+    return f"{name}: {value}".rstrip(": ")
+
+
 def settled(
-    by: str, chosen: Mapping[str, int | str], spelt: Callable[[str, int | str], str]
+    by: str, chosen: Mapping[str, int | str], spelt: Callable[[str, int | str], str] = keyed
 ) -> dict[str, int | str]:
     """Return all options of the method `by`: those in `chosen`, and defaults for the others.
     `spelt` formats an option for messages.

@@ -81,7 +81,6 @@ class Orfs(NamedTuple):
         yield from self._of_many(batch)
 
     def _of_many(self, contigs: list[Record]) -> Iterator[Cut]:
-        """Yield the fragments of contigs that are translated in one batch."""
         stretches, cuts = [], []
         for contig in contigs:
             fragments: list[Fragment] = []
@@ -125,7 +124,6 @@ class Orfs(NamedTuple):
                     at, size = at + len(letters), 3 * BATCH_LETTERS
 
     def _find(self, stretches: list[Stretch]) -> None:
-        """Add the fragments of each of `stretches`."""
         joined = BETWEEN.join(stretch.letters for stretch in stretches)
         codon_numbers = codons(joined)
         residues = self.code.residues[codon_numbers]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +12,8 @@ from typing import Any, Literal
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.text import listed
-from featuremill.step import Command, Product, Project, Section
+from featuremill.step import Command, Problems, Product, Project, Section, refused
 
-Problems = Iterator[tuple[tuple[str, ...], str]]
 KEY = "verdicts"
 ABOUT = (
     "What each contig is, by the predictions of its fragments (docs/contigs.md): "
@@ -68,24 +68,17 @@ def head_of(section: Any, project: Project) -> str:
     return name
 
 
-def folder_of_head(section: Any, project: Project) -> str:
-    """Return the folder of the head of a section."""
-    from featuremill.steps import heads
-
-    name = head_of(section, project)
-    return heads.folder_of(name, project.sections[heads.KEY][name], project)
-
-
 def inputs_of(section: Any, project: Project) -> Mapping[str, str | Sequence[str]]:
     """Return the input files of the verdicts, by their names in rules.smk."""
     from featuremill.steps import heads, translate
 
-    head = head_of(section, project)
-    runs = heads.features_of(project.sections[heads.KEY][head], project)
+    name = head_of(section, project)
+    head = project.sections[heads.KEY][name]
+    runs = heads.features_of(head, project)
     return {
         "summary": f"{translate.folder_of(project)}/translate.json",
-        "predictions": heads.predictions_of(head, project),
-        "card": f"{folder_of_head(section, project)}/head.json",
+        "predictions": heads.predictions_of(name, project),
+        "card": f"{heads.folder_of(name, head, project)}/head.json",
         "manifests": [f"{run}/manifest.json" for run in runs],
     }
 
@@ -103,10 +96,7 @@ def table_of(project: Project) -> str:
 
 def problems(section: SECTION, project: Project) -> Problems:
     """Yield an error if the head is missing."""
-    try:
-        head_of(section, project)
-    except UserError as error:
-        yield (("head",) if section.head else ()), str(error)
+    yield from refused(("head",) if section.head else (), head_of, section, project)
 
 
 def problems_of_files(section: SECTION, project: Project) -> Problems:
@@ -131,30 +121,25 @@ def problems_of_records(section: SECTION, project: Project) -> Problems:
 
 
 def _missing_class(classes: Sequence[str], section: SECTION, source: str) -> Problems:
-    from featuremill.steps.verdicts.choices import index_of_preferred
+    from featuremill.steps.verdicts.contigs import index_of_preferred
 
-    try:
-        index_of_preferred(section.prefer if classes else None, classes, source, "prefer:")
-    except UserError as error:
-        yield ("prefer",), str(error)
+    name = section.prefer if classes else None
+    yield from refused(("prefer",), index_of_preferred, name, classes, source, "prefer:")
 
 
 def products(section: SECTION, project: Project) -> Sequence[Product]:
     """Return the product of the step: the table and its page."""
     table = table_of(project)
     page = table.removesuffix(".tsv") + ".html"
-    options = section.model_dump(include={"by", "prefer"})
-    log = f"{project.logs}/{KEY}.log"
-    counts = lambda: _figures(Path(table))  # noqa: E731
     return [
         Product(
             KEY,
             [page, table],
             paths_of(inputs_of(section, project)),
-            [log],
+            [f"{project.logs}/{KEY}.log"],
             [table, page],
-            figures=counts,
-            config=options,
+            figures=partial(_figures, Path(table)),
+            config=section.model_dump(include={"by", "prefer"}),
         )
     ]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from featuremill.steps.verdicts.choices import RULES
+from featuremill.kit.tables import add_options
+from featuremill.steps.verdicts import SECTION
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,18 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.tsv",
         help="table of verdicts to write; the page is FILE.html",
     )
-    add(
-        "--by",
-        choices=RULES,
-        default="max",
-        help="score of a contig: the highest score of its fragments for each class (default), or "
-        "the mean",
-    )
-    add(
-        "--prefer",
-        metavar="CLASS",
-        help="class of a contig whose highest scores are equal (default: the last class)",
-    )
+    add_options(parser, SECTION, "by", "prefer")
     add(
         "--head",
         type=Path,

@@ -1,18 +1,29 @@
-"""Aggregate the scores of fragments to contigs, and count the verdicts."""
+"""Aggregate the scores of fragments to contigs, count the verdicts, and compare those on contigs
+that a head was trained on with their labels."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import listed
+from featuremill.steps.heads import card, figures
+from featuremill.steps.heads.figures import Estimate, estimates
+from featuremill.steps.translate.folder import fragments
 from featuremill.steps.verdicts.predictions import Scored
 
 Scores = npt.NDArray[np.float64]
+RULES = {
+    "max": "the highest score of each class among its fragments",
+    "mean": "the mean over its fragments of each class's score",
+}
+"""Descriptions of the rules that compute a contig's scores."""
 OK, PARTLY, FAILED = "ok", "partly", "failed"
 STATUSES = {
     OK: "every fragment has a prediction",
@@ -53,7 +64,6 @@ class Contig(NamedTuple):
     sum_C: Scores
     fragments: int
     failed: int
-    """The number of fragments without a prediction."""
     seen: int
     """The index in `SEEN`: whether the head was trained on a fragment."""
 
@@ -107,10 +117,26 @@ def _contigs(block: Scored) -> Iterator[Contig]:
     failed = np.add.reduceat(np.isnan(block.scores_NC[:, 0]), starts, dtype=np.int64)
     seen = np.maximum.reduceat(block.seen_N, starts)
     sizes = np.diff([*starts, len(names)])
-    for name, *figures in zip(
+    for name, *numbers in zip(
         names[starts], highest, sums, sizes.tolist(), failed.tolist(), seen.tolist(), strict=True
     ):
-        yield Contig(name, *figures)
+        yield Contig(name, *numbers)
+
+
+def index_of_preferred(
+    name: str | None, classes: Sequence[str], source: str, option: str = "--prefer"
+) -> int:
+    """Return the index of the class `name` in `classes`, or the last index if `name` is None.
+    `source` and `option` are used in the message.
+
+    Raises:
+        UserError: there is no such class.
+    """
+    if name is None:
+        return len(classes) - 1
+    if name not in classes:
+        raise UserError(f"{option} {name}: {source} has {listed(classes)}; name one.")
+    return classes.index(name)
 
 
 def class_of(scores_C: Scores, preferred: int) -> int:
@@ -140,3 +166,67 @@ def counts_in(table: Path) -> dict[str, int]:
                 else:
                     without[status] += number
     return dict([*verdicts.most_common(), *without.most_common()])
+
+
+class Label(NamedTuple):
+    """The label of a contig in the training set of the head."""
+
+    number: int
+    group: str
+
+
+class Trained(NamedTuple):
+    """A head, and the contigs that it was trained on."""
+
+    folder: Path
+    card: card.Card
+    labels: dict[str, Label]
+
+
+class Judged(NamedTuple):
+    """The accuracy of the verdicts on labelled contigs."""
+
+    counts_CC: list[list[int]]
+    """The number of contigs by class (rows) and verdict (columns)."""
+    accuracy: Estimate
+
+
+def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
+    """Return the head in the folder `head`, and its labels of contigs of the translation in
+    `folder`.
+
+    Raises:
+        UserError: the head is missing, or the number of its classes is wrong.
+    """
+    known, _ = card.read(head)
+    if len(known.classes) != num_classes:
+        raise UserError(
+            f"{head}: this head has the classes {listed(known.classes)}, and the predictions have "
+            f"{num_classes} classes; name the head that predicted."
+        )
+    labels: dict[str, Label] = {}
+    if rows := card.read_held_out(head, known):
+        of_id = {
+            id: Label(known.classes.index(str(label)), group)
+            for id, label, group in zip(rows.ids, rows.labels, rows.groups, strict=True)
+        }
+        for some in fragments(folder, ["id", "contig"]):
+            columns = (column.to_pylist() for column in some.columns)
+            for id, contig in zip(*columns, strict=True):
+                if id in of_id:
+                    labels[contig] = of_id[id]
+    return Trained(head, known, labels)
+
+
+def judged(pairs: list[tuple[Label, int]], num_classes: int) -> Judged | None:
+    """Compare labels with verdicts (indices of classes); return None without labels."""
+    if not pairs:
+        return None
+    true_N = np.array([label.number for label, _ in pairs])
+    verdict_N = np.array([verdict for _, verdict in pairs])
+    is_right_N = verdict_N == true_N
+    figure_of = estimates(
+        lambda weight_N: {"accuracy": float(np.average(is_right_N, weights=weight_N))},
+        np.array([label.group for label, _ in pairs]),
+    )
+    return Judged(figures.confusion(verdict_N, true_N, num_classes).tolist(), figure_of["accuracy"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import os
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +18,8 @@ from featuremill.kit.processes import command_again
 from featuremill.kit.runs import Accounts, FailedGroup, Results, failed_groups
 from featuremill.kit.text import clipped, count, counted, listed, one_line
 from featuremill.steps.heads import charts, page
-from featuremill.steps.verdicts.choices import RULES
-from featuremill.steps.verdicts.contigs import STATUSES, Counts
+from featuremill.steps.verdicts.contigs import RULES, STATUSES, Counts, Judged, Trained
 from featuremill.steps.verdicts.predictions import Scored
-from featuremill.steps.verdicts.trained_on import Judged, Trained
 
 
 class Brief(NamedTuple):
@@ -30,13 +27,11 @@ class Brief(NamedTuple):
 
     folder: str
     report: str
-    """The link to the run's report."""
     counts: Accounts
     devices: str
     duration: str
     """The working time of the devices."""
     groups: Sequence[FailedGroup]
-    """The failed records by reason."""
 
 
 def brief(folder: Path, page_folder: Path) -> Brief:
@@ -164,7 +159,7 @@ def write_page(
         num = sum(map(sum, about.judged.counts_CC))
         caption = f"{counted(num, 'labelled contig')} have the verdict that is their label"
         figures.append(charts.confusion(classes, about.judged.counts_CC, caption))
-    rows = about.shown.rows()
+    samples = sorted(counts.samples.items(), key=lambda item: -item[1][classes[preferred]])
     write_of(
         table.with_suffix(".html"),
         TEMPLATE.read_text("utf-8"),
@@ -187,19 +182,12 @@ def write_page(
             *["contig", "verdict", *classes, "fragments", "failed", "status", "seen"],
         ],
         classes=[*classes],
-        samples=_samples(counts, classes[preferred]),
-        rows=rows,
+        samples=sorted(samples[: page.MOST_SAMPLES]),
+        rows=about.shown.rows(),
     )
 
 
-def _samples(counts: Counts, preferred: str) -> list[tuple[str, Counter[str]]]:
-    """Return the samples with the most contigs of the class `preferred`, sorted by name."""
-    most = sorted(counts.samples.items(), key=lambda item: -item[1][preferred])
-    return sorted(most[: page.MOST_SAMPLES])
-
-
 def _warnings(counts: Counts, about: About) -> list[str]:
-    """Return the warnings on training data and calibration."""
     warnings = []
     if counts.seen:
         sentence = (
@@ -228,7 +216,6 @@ def _warnings(counts: Counts, about: About) -> list[str]:
 
 
 def _head(trained: Trained) -> dict[str, Any]:
-    """Return the head's held-out metrics for the template."""
     known = trained.card
     return {
         "folder": str(trained.folder),

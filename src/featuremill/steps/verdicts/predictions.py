@@ -34,7 +34,6 @@ class Predictions(NamedTuple):
 
     path: Path
     classes: tuple[str, ...]
-    """The classes in the order of the columns."""
     has_seen: bool
     """Whether the table has a column that marks records of the training set."""
     id_columns: IdColumns = ID_ALONE
@@ -62,9 +61,15 @@ class Predictions(NamedTuple):
                     for batch in file.iter_batches(BLOCK_ROWS, columns=self.columns):
                         yield with_whole_ids(with_keys(pa.table(batch)))
                 return
+            marked = f"^{re.escape(MARK_WRITTEN_OUT)}"
             with _tsv(self.path, self.columns) as reader:
                 for batch in reader:
-                    yield with_whole_ids(with_keys(_original(pa.table(batch))))
+                    block = pa.table(batch)
+                    for index, name in enumerate(block.column_names):
+                        if name in WHOLE:  # the original ids, without the quoting of cells
+                            ids = pc.replace_substring_regex(block[name], marked, '"')
+                            block = block.set_column(index, name, ids)
+                    yield with_whole_ids(with_keys(block))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserError(
                 f"{self.path}: a row is no prediction ({error}); predict again."
@@ -96,15 +101,6 @@ def open_predictions(path: Path) -> Predictions:
             f"these are {listed(names[:8])}; give what featuremill head predict wrote."
         )
     return Predictions(path, classes, IS_SEEN in names, IdColumns.among(names))
-
-
-def _original(block: pa.Table) -> pa.Table:
-    """Return rows of a TSV table with the original ids, without the quoting of cells."""
-    for index, name in enumerate(block.column_names):
-        if name in WHOLE:
-            ids = pc.replace_substring_regex(block[name], f"^{re.escape(MARK_WRITTEN_OUT)}", '"')
-            block = block.set_column(index, name, ids)
-    return block
 
 
 def _tsv(path: Path, columns: list[str]) -> pc_csv.CSVStreamingReader:
@@ -146,6 +142,7 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
             waiting = pa.concat_tables([waiting, more])
         scores_NC = np.full((len(fragments), len(predictions.classes)), np.nan)
         seen_N = np.zeros(len(fragments), np.int64)
+        unknown = SEEN.index(UNKNOWN)
         if waiting is not None and waiting.num_rows:
             ahead = waiting.slice(0, len(fragments))
             at = pc.index_in(ahead["id"], fragments["id"].combine_chunks())
@@ -158,7 +155,10 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
                 raise _misplaced(predictions, folder, ahead["id"][wrong].as_py())
             columns = [ahead[name].slice(0, num).to_numpy() for name in predictions.scores]
             scores_NC[rows] = np.stack(columns, axis=1)
-            seen_N[rows] = _seen(predictions, ahead.slice(0, num))
+            seen_N[rows] = unknown
+            if predictions.has_seen:
+                seen = pc.index_in(ahead[IS_SEEN].slice(0, num), pa.array(SEEN))
+                seen_N[rows] = seen.fill_null(unknown).to_numpy()
             if not np.isfinite(scores_NC[rows]).all():
                 wrong = int(np.argmin(np.isfinite(scores_NC[rows]).all(1)))
                 raise UserError(
@@ -170,13 +170,6 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
     left = next((block for block in (waiting, *blocks) if block is not None and len(block)), None)
     if left is not None:
         raise _misplaced(predictions, folder, left["id"][0].as_py())
-
-
-def _seen(predictions: Predictions, ahead: pa.Table) -> npt.NDArray[np.int64] | int:
-    if not predictions.has_seen:
-        return SEEN.index(UNKNOWN)
-    numbers = pc.index_in(ahead[IS_SEEN], pa.array(SEEN)).fill_null(SEEN.index(UNKNOWN))
-    return np.asarray(numbers.to_numpy(), np.int64)
 
 
 def _misplaced(predictions: Predictions, folder: Path, id: str) -> UserError:

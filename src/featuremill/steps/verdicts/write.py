@@ -16,10 +16,16 @@ from featuremill.steps.heads.card import IS_SEEN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.names import SUMMARY
 from featuremill.steps.verdicts import page
-from featuremill.steps.verdicts.choices import index_of_preferred
-from featuremill.steps.verdicts.contigs import Counts, class_of, contigs
+from featuremill.steps.verdicts.contigs import (
+    Counts,
+    Label,
+    class_of,
+    contigs,
+    index_of_preferred,
+    judged,
+    trained_on,
+)
 from featuremill.steps.verdicts.predictions import SEEN, open_predictions, scored
-from featuremill.steps.verdicts.trained_on import Label, judged, trained_on
 
 MOST_DRAWN = 24
 COUNTED = ("fragments", "failed", "status", IS_SEEN)

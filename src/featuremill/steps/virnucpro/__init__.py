@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Product, Project, Section
+from featuremill.step import Command, Problems, Product, Project, Section
 
 KEY = "virnucpro"
 ABOUT = (
@@ -109,7 +109,7 @@ def inputs_of(section: SECTION, project: Project) -> Mapping[str, str | Sequence
     return {**verdicts.inputs_of(section, project), "manifests": manifests}
 
 
-def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(section: SECTION, project: Project) -> Problems:
     """Yield errors: samples, no head, no features, or fragments that are not windows."""
     from featuremill.steps import translate, verdicts
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -34,12 +34,11 @@ from featuremill.kit.workloads import (
 from featuremill.step import Ahead, Project
 from featuremill.steps import heads
 from featuremill.steps.heads.card import Card, read
-from featuremill.steps.translate.command import CODON
+from featuremill.steps.translate.options import CODON
 from featuremill.steps.virnucpro import FAILED, HIGHEST, KINDS
 
 CONFIG = "virnucpro.yaml"
 HEAD = "virnucpro"
-"""The name of the head in the config."""
 CUSTOM_WINDOW = 500
 """VirNucPro's default window of `-m custom`."""
 MARK = "# Written by featuremill virnucpro, anew by each call."
@@ -59,43 +58,22 @@ ANY_NUMBER = 10**9
 log = logging.getLogger("featuremill.virnucpro")
 
 
-class Ignored(NamedTuple):
-    """Flags of VirNucPro that are accepted and have no effect."""
-
-    flags: tuple[str, ...]
-    why: str
-    has_value: bool = False
-
-
-WITHOUT_EFFECT = (
-    Ignored(("--resume",), "every call continues where the last one ended"),
-    Ignored(
-        ("--esm-batch-size", "--dnabert-batch-size", "--batch-size", "-b"),
-        "batches are as large as the device's memory allows",
-        has_value=True,
-    ),
-    Ignored(
-        ("--num-workers", "-w", "--dataloader-workers"),
-        "a thread beside the device prepares its batches",
-        has_value=True,
-    ),
-    Ignored(("--parallel",), "every GPU that may be used is used"),
-    Ignored(
-        ("--persistent-models", "--no-persistent-models"),
-        "a model is loaded once a shard of records",
-    ),
-    Ignored(("--v1-fallback", "--v1-attention"), "there is one way to compute attention"),
-    Ignored(
-        ("--skip-checkpoint-validation", "--force-resume"),
-        "what is stored is checked by its digest, and computed again where that is wrong",
-    ),
-    Ignored(
-        ("--pin-memory", "--expandable-segments", "--cuda-streams", "--no-cuda-streams"),
-        "the device's memory is looked after",
-    ),
-    Ignored(("--cache-clear-interval",), "the device's memory is looked after", has_value=True),
-    Ignored(("--no-progress",), "--quiet is silent"),
-)
+WITHOUT_EFFECT = {
+    "--resume": "every call continues where the last one ended",
+    "--esm-batch-size --dnabert-batch-size --batch-size -b N": "batches are as large as the "
+    "device's memory allows",
+    "--num-workers -w --dataloader-workers N": "a thread beside the device prepares its batches",
+    "--parallel": "every GPU that may be used is used",
+    "--persistent-models --no-persistent-models": "a model is loaded once a shard of records",
+    "--v1-fallback --v1-attention": "there is one way to compute attention",
+    "--skip-checkpoint-validation --force-resume": "what is stored is checked by its digest, and "
+    "computed again where that is wrong",
+    "--pin-memory --expandable-segments --cuda-streams --no-cuda-streams": "the device's memory is "
+    "looked after",
+    "--cache-clear-interval N": "the device's memory is looked after",
+    "--no-progress": "--quiet is silent",
+}
+"""Flags of VirNucPro that are accepted, some with a value N, and why they have no effect."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,16 +151,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write all results anew, from what is computed and stored",
     )
     ignored = parser.add_argument_group("accepted and ignored")
-    for entry in WITHOUT_EFFECT:
-        kind: dict[str, Any] = {"metavar": "N"} if entry.has_value else {"nargs": 0}
-        ignored.add_argument(
-            *entry.flags, **kind, action=_Ignore, dest="ignored", default=(), help=entry.why
-        )
+    for words, why in WITHOUT_EFFECT.items():
+        flags = words.split()
+        kind: dict[str, Any] = {"metavar": flags.pop()} if flags[-1] == "N" else {"nargs": 0}
+        ignored.add_argument(*flags, **kind, action=_Ignore, dest="ignored", default=(), help=why)
 
 
 class _Ignore(argparse.Action):
-    """Record a flag without effect, with the reason."""
-
     def __call__(
         self,
         _parser: argparse.ArgumentParser,
@@ -211,15 +186,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         variables[environment.QUIET.name] = "1"
     began = time.time()
-    if _status_of(words, environment.of_child(variables), arguments.log_file):
-        last = folder / f"{config['run']}_merged" / HIGHEST
+    status = _status_of(words, environment.of_child(variables), arguments.log_file)
+    merged = folder / f"{config['run']}_merged"
+    if status:
+        last = merged / HIGHEST
         if not last.exists() or last.stat().st_mtime < began:
             log.error("No predictions were written. Fix the error above; then type it again.")
             return NOTHING
         log.error("The predictions are complete; something else failed: see the error above.")
-        _log_delivered(folder, config["run"])
+    log.info("%s: each fragment and window", merged)
+    log.info("%s: each contig", folder / "results" / config["run"] / "verdicts.tsv")
+    if status:
         return SOME_FAILED
-    _log_delivered(folder, config["run"])
     log.info("more of it:\n%s", f"{inside} status {CONFIG}")
     with (folder / FAILED).open(encoding="utf-8") as file:
         num_failed = sum(1 for _ in file)
@@ -228,24 +206,15 @@ def run(arguments: argparse.Namespace) -> int:
     return SOME_FAILED if num_failed else 0
 
 
-def _log_delivered(folder: Path, run: str) -> None:
-    log.info("%s: each fragment and window", folder / f"{run}_merged")
-    log.info("%s: each contig", folder / "results" / run / "verdicts.tsv")
-
-
 def _config_for(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the config for the command line.
-
-    Raises:
-        UserError: an argument is wrong, or the head does not fit.
-    """
     sequences = _sequences(args)
     window = _window(args)
     head = args.head or Path(
         "heads", str(window) if args.model_type == "custom" else args.model_type
     )
     card = _card(head)
-    dna_folder = _dna(args, card)
+    has_dna = len(card.features) == len(KINDS) and DNA.is_dir()
+    dna_folder: Path | None = args.dna or (DNA if has_dna else None)
     kinds = list(KINDS) if dna_folder else ["proteins"]
     if len(card.features) != len(kinds):
         widths = " + ".join(f"{part.width:,}" for part in card.features)
@@ -262,9 +231,12 @@ def _config_for(args: argparse.Namespace) -> dict[str, Any]:
             "flags: featuremill virnucpro --help lists them."
         )
     run = {"device": _device(args), "outputs": "parquet", "max_failed": ANY_NUMBER}
+    name_of_weights(args.esm, "esm2")  # refuses a name that is none
+    refuse_missing_weights(args.esm, "esm2")
+    is_path = is_path_of_weights(args.esm, "esm2")
     dtype = {"dtype": args.dtype}
     dna = {"model": str(dna_folder and dna_folder.absolute()), "alphabet": "nucleotides", **dtype}
-    esm = {"model": _esm(args.esm), **dtype}
+    esm = {"model": str(Path(args.esm).absolute()) if is_path else args.esm, **dtype}
     runs = {
         "nucleotides": {"workload": "encoder", "options": {**dna, "pool": "mean_all"}, **run},
         "proteins": {"workload": "esm2", "options": esm, **run},
@@ -283,11 +255,7 @@ def _config_for(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _refuse_unfit(config: Mapping[str, Any]) -> None:
-    """Check that the head accepts the features.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise UserError if the head does not accept the features."""
     sets = config["features"]
 
     def ahead(name: str) -> Ahead | None:
@@ -317,14 +285,6 @@ def _sequences(args: argparse.Namespace) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; name the FASTA of contigs or reads.")
     return path
-
-
-def _dna(args: argparse.Namespace, card: Card) -> Path | None:
-    """Return the folder of the DNA encoder, or None if it is not used or missing."""
-    if args.dna:
-        return Path(args.dna)
-    takes_both = len(card.features) == len(KINDS)
-    return DNA if takes_both and DNA.is_dir() else None
 
 
 def _name(path: Path) -> str:
@@ -378,23 +338,8 @@ def _gpus(args: argparse.Namespace) -> GpuOptions:
     return gpus
 
 
-def _esm(model: str) -> str:
-    """Return the name of the model, or its absolute path.
-
-    Raises:
-        UserError: the model does not exist.
-    """
-    name_of_weights(model, "esm2")
-    refuse_missing_weights(model, "esm2")
-    return str(Path(model).absolute()) if is_path_of_weights(model, "esm2") else model
-
-
 def _output_folder(args: argparse.Namespace, config: Mapping[str, Any]) -> Path:
-    """Return the output folder.
-
-    Raises:
-        UserError: it has files of other programs or samples.
-    """
+    """Return the output folder; UserError if it has files of other programs or samples."""
     folder = Path(args.output_dir or f"{config['run']}_predictions")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: this is a file; name a folder with --output-dir.")
@@ -414,11 +359,8 @@ def _output_folder(args: argparse.Namespace, config: Mapping[str, Any]) -> Path:
 
 
 def _refuse_other_sample(path: Path, config: Mapping[str, Any], replaces: bool) -> None:
-    """Check that the config at `path` has the same inputs as `config`.
-
-    Raises:
-        UserError: the inputs differ; not if the runs have the same name and `replaces` is set.
-    """
+    """Raise UserError if the config at `path` has other inputs; not if the runs have the same name
+    and `replaces` is set."""
     before = yaml.safe_load(path.read_text("utf-8")) or {}
     if before.get("inputs") == config["inputs"]:
         return
@@ -432,11 +374,7 @@ def _refuse_other_sample(path: Path, config: Mapping[str, Any], replaces: bool) 
 
 
 def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the config.
-
-    Raises:
-        UserError: another process is computing its runs.
-    """
+    """Write the config; UserError if another process is computing its runs."""
     text = f"{MARK}\n{yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)}"
     with ExitStack() as stack:
         for name in config["features"]:

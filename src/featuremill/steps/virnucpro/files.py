@@ -40,8 +40,8 @@ from featuremill.steps.heads.card import CARD, Card, require
 from featuremill.steps.heads.computed import LAYOUTS, Layout
 from featuremill.steps.heads.joined import CHOOSING
 from featuremill.steps.heads.predict import missing_of
-from featuremill.steps.translate.folder import whole
-from featuremill.steps.translate.names import FRAGMENTS, NUCLEOTIDES, PROTEINS, UNTRANSLATED
+from featuremill.steps.translate.folder import untranslated, whole
+from featuremill.steps.translate.names import FRAGMENTS, NUCLEOTIDES, PROTEINS
 from featuremill.steps.verdicts.predictions import Predictions, open_predictions, scored
 from featuremill.steps.virnucpro import CUTS, FAILED, HIGHEST, RESULTS
 
@@ -60,7 +60,6 @@ class Row(NamedTuple):
 
     id: str
     label: str
-    """The class with the highest score."""
     others: float
     virus: float
 
@@ -181,8 +180,7 @@ def write(
     if parts:
         _write_features(translated, parts, rows, translation.fragments, merged, folders)
     num_predicted = _write_results(merged / RESULTS, rows())
-    refused = list(_refused(translated))
-    num_failed = _write_failed(output / FAILED, rows(), failures, folders, refused)
+    num_failed = _write_failed(output / FAILED, rows(), failures, folders, translated)
     _write_highest(merged / HIGHEST, rows())
     log.info("%s: %s", merged / RESULTS, counted(num_predicted, "fragment"))
     if num_failed:
@@ -202,11 +200,7 @@ def _rows(translated: Path, predictions: Predictions) -> Iterator[Row]:
 
 
 def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str, str]]]:
-    """Return the missing kinds of features of each id, with the reasons.
-
-    Raises:
-        UserError: the file has a run that is not in `runs`.
-    """
+    """Return the missing kinds of features of each id, with the reasons."""
     kinds = {run: kind for kind, run in runs.items()}
     reasons_of: dict[str, list[tuple[str, str]]] = {}
     with path.open(encoding="utf-8", newline="") as file:
@@ -218,14 +212,6 @@ def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str,
                 )
             reasons_of.setdefault(row["id"], []).append((kind, row["reason"]))
     return reasons_of
-
-
-def _refused(translated: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the file, the id and the reason of each refused contig."""
-    with (translated / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
-        for row in read_tsv(file):
-            if row["status"] == "refused":
-                yield row["file"], row["contig"], row["reason"]
 
 
 def _write_results(path: Path, rows: Iterator[Row]) -> int:
@@ -254,14 +240,16 @@ def _write_failed(
     rows: Iterator[Row],
     failures: Mapping[str, Sequence[tuple[str, str]]],
     folders: Mapping[str, Path],
-    refused: Sequence[tuple[str, str, str]],
+    translated: Path,
 ) -> int:
     """Write a line for each refused contig, and for each missing kind of features of a fragment.
     Return the number of fragments without a prediction."""
     num_failed = 0
     with _text(path) as file:
-        for source, contig, reason in refused:
-            file.write(f"{source}|translate|{one_line(contig)}: {one_line(reason)}\n")
+        for contig in untranslated(translated):
+            if contig["status"] == "refused":
+                name, reason = one_line(contig["contig"]), one_line(contig["reason"])
+                file.write(f"{contig['file']}|translate|{name}: {reason}\n")
         for number, row in enumerate(rows):
             if row.is_predicted:
                 continue
@@ -293,11 +281,7 @@ class Part:
 
 
 def _opened(head: Path, runs: Mapping[str, Path]) -> dict[str, Part]:
-    """Open the features of the runs that the head uses.
-
-    Raises:
-        UserError: a run is not finished, or the number of runs is not that of the head's features.
-    """
+    """Open the features of the runs that the head uses; UserError if their number is another."""
     require("safetensors", "torch")
     columns = [part.column for part in Card.read(head / CARD).features]
     if len(columns) != len(runs):

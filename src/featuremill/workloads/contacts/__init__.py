@@ -1,6 +1,7 @@
-"""Contacts of proteins from the attention of ESM-2 or ESM-1b, with the regression of its authors.
+"""The workload `contacts`: contacts of proteins from the attention of ESM-2 or ESM-1b.
 
-The workload esm2 has the network; here stands what is read off its attention.
+The workload esm2 computes the network. This package reads its attention, and computes contacts with
+the regression of ESM's authors.
 """
 
 from __future__ import annotations
@@ -18,56 +19,24 @@ from featuremill.kit.text import clipped
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.contacts import sources as CHECKPOINTS
-from featuremill.workloads.contacts.options import Options
+from featuremill.workloads.contacts.options import Options as Options
 from featuremill.workloads.contacts.tiles import TILE_BYTES
-from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
+from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
+from featuremill.workloads.esm2 import start_ahead as start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
-from featuremill.workloads.scores.kin import refuse_beyond_positions
+from featuremill.workloads.scores.kin import ESM_1, refuse_beyond_positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from featuremill.workload import Device, Weights
     from featuremill.workload.figures import Figure
-    from featuremill.workloads.contacts.attention import Watch
+    from featuremill.workloads.contacts.attention import Observer
     from featuremill.workloads.contacts.columns import Attention
-    from featuremill.workloads.esm2.architecture import Architecture
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.transfer import Transfer
-
-__all__ = [
-    "ATTRIBUTES",
-    "CHECKPOINTS",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "PRECISION",
-    "REASONS",
-    "REMEDIES",
-    "SPEED_OPTIONS",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "figures",
-    "load",
-    "memory_mb",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "start_ahead",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
 
 VERSION = "1"
 VERSIONS_OF = ("fair-esm",)
@@ -89,37 +58,34 @@ TOO_MANY = Kind(
 )
 REASONS = (TOO_MANY,)
 WITH_ATTENTION = b"\n"
-"""Stands behind the residues of a protein whose attention is wanted."""
+"""The end of the payload of a protein whose attention is delivered."""
 CPU_SLACK = 1.1
 COPIES_OF_ATTENTION = 3
-"""Copies of a batch's attention: as computed, as a column, and the column of the batch before."""
+"""Copies of attention in memory: as computed, as a column, and as a column of the batch before."""
 NUMBER_BYTES = {"float16": 2, "float32": 4}
 
 
 class Model(NamedTuple):
-    """The network, what looks at its attention, and what to deliver."""
-
     encoder: Encoder
-    watch: Watch
+    observer: Observer
     options: Options
     backend: str
-    """The backends of attention and the rest, for the receipt."""
 
 
 class Batch(NamedTuple):
-    """Proteins packed for the encoder, on the host."""
+    """Proteins on the host."""
 
     pack: Packed | None
-    """The packed proteins; None if nothing is wanted of them."""
+    """The proteins that are computed; None if there are none."""
     proteins: list[bytes]
-    """The residues of each, cut to what the network may see."""
+    """The residues of each protein, truncated."""
     is_seen: list[bool]
-    """Whether a protein is in the pack."""
+    """Whether a protein is computed."""
     with_attention: list[bool]
 
 
 class Result(NamedTuple):
-    """Contacts on their way to the host."""
+    """Contacts that are copied to the host, with attention."""
 
     transfer: Transfer
     proteins: list[bytes]
@@ -127,21 +93,17 @@ class Result(NamedTuple):
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the proteins of `inputs`; those that will be truncated get a note, those whose
-    attention is wanted a mark in their payload.
+    """Yield the proteins of `inputs`. Truncated proteins have a note; the payloads of proteins in
+    `attention_of` end with a mark.
 
     Raises:
-        UserError: none is called as `attention_of` has it, or the network has no such positions.
+        UserError: `attention_of` names a protein that is not in the inputs, or the network has
+            fewer positions than the options need.
     """
-    if CHECKPOINTS.is_esm_1(options.model):
-        _refuse_beyond_positions(options, ESM_1V)
+    if ESM_1.takes(options.model):
+        refuse_beyond_positions(ESM_1V, options.long == "full", options.max_residues, "truncate")
     stream: Iterator[Record] = esm2.records(inputs, options.of_esm2)
     return _marked(stream, options.attention_of) if options.attention_of else stream
-
-
-def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
-    is_whole = options.long == "full"
-    refuse_beyond_positions(architecture, is_whole, options.max_residues, "truncate")
 
 
 def _marked(stream: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
@@ -153,53 +115,52 @@ def _marked(stream: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
         else:
             length = len(record.payload)
             yield record._replace(payload=record.payload + WITH_ATTENTION, length=length)
-    met = {accession(id) for id in wanted.id_of.values()}  # of an id that is named as well
-    if strangers := [name for name in wanted.unmatched if name not in met]:
+    # An accession may be listed beside its id, which has matched.
+    matched = {accession(id) for id in wanted.id_of.values()}
+    if unknown := [name for name in wanted.unmatched if name not in matched]:
         raise UserError(
-            f"{option}: no protein of the inputs is called {clipped(strangers[0])!r}; write the id "
+            f"{option}: no protein of the inputs is called {clipped(unknown[0])!r}; write the id "
             "or the accession as the inputs have it, or take it out."
         )
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens to compute for a protein; 1 where nothing is."""
+    """Return the number of tokens to compute for a protein; 1 if it is not computed."""
     if not _is_seen(payload, options):
         return 1
     return options.seen(len(payload.rstrip())) + NUM_SPECIAL
 
 
 def _is_seen(payload: bytes, options: Options) -> bool:
-    """Tell whether the network computes a protein: all, or those whose attention is wanted."""
+    """Return whether a protein is computed: for contacts all are, else those with attention."""
     return options.needs_regression or payload.endswith(WITH_ATTENTION)
 
 
 def weights(options: Options) -> str:
-    """Return the model."""
     return options.model
 
 
 def options_of_model(model: str) -> Options:
-    """Return the options of a question about `model`: attention where there is no regression."""
+    """Return options for `model`, with attention alone if it has no regression."""
     if CHECKPOINTS.has_none(model):
         return Options(model=model, pairs="none", maps=False, attention_of=(model,))
     return Options(model=model)
 
 
 def caution(options: Options) -> str:
-    """Return what a network that is no ESM-2 is for."""
     return esm2.caution(esm2.Options(model=options.model))
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Settle the dtype for `device`, and name the model by its weights.
+    """Return `options` with the dtype on `device` and the name of the weights.
 
     Raises:
-        UserError: contacts are wanted, and the weights are here and have no regression, or the
-            network has no such positions.
+        UserError: contacts need a regression, which the weights lack, or the network has fewer
+            positions than the options need.
     """
     assert weights is not None
     architecture = sizes_of(weights.metadata).architecture
-    _refuse_beyond_positions(options, architecture)
+    refuse_beyond_positions(architecture, options.long == "full", options.max_residues, "truncate")
     has_none = weights.metadata.get(CHECKPOINTS.HAS_REGRESSION) == "no"
     if has_none and options.needs_regression and not options.regression:
         why = " (none was published for ESM-1v)" * (architecture is ESM_1V)
@@ -208,38 +169,34 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
             "<name>-contact-regression.pt beside the .pt, name one with regression, or set pairs: "
             "none and maps: false with attention_of, for attention alone."
         )
-    settled = {"model": weights.name, "dtype": networks.dtype_on(device, options.dtype)}
-    return Options.model_validate(options.model_dump() | settled)
+    resolved = {"model": weights.name, "dtype": networks.dtype_on(device, options.dtype)}
+    return Options.model_validate(options.model_dump() | resolved)
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of contacts; `options` are resolved ones."""
     from featuremill.workloads.contacts import columns
 
     return columns.schema(options)
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the tokens that one batch may hold."""
     return networks.batch_cost(options.of_esm2, device)
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return what is known of the model before it is converted."""
     return CHECKPOINTS.weights_ahead(options.model)
 
 
 def weights_mb(weights: Weights) -> float:
-    """Return the size of the converted weights, the regression included, in MiB."""
     sizes = sizes_of(weights.metadata)
     return esm2.weights_mb(weights) + 4 * (sizes.num_layers * sizes.num_heads + 1) / 2**20
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
-    """Return the estimated peak in MiB; `options` are resolved, `batch_cost` is tokens.
+    """Return the estimated peak memory in MiB for resolved `options`; `batch_cost` is in tokens.
 
-    Beside what the network takes, each token of a batch has a row of sums and one of probabilities,
-    as long as its protein, and a number for each head of each layer. Attention that is delivered is
+    Besides the network's memory, each token of a batch has two rows as long as its protein, of sums
+    and of probabilities, and a number for each head of each layer. Attention that is delivered is
     in the memory of the host.
     """
     sizes = sizes_of(weights.metadata)
@@ -250,8 +207,8 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     num_bytes += 4 * TILE_BYTES[device.kind] * num_lanes
     if device.kind == "cpu":
         num_wanted = min(len(options.attention_of), max(1, batch_cost // longest))
-        of_one = NUMBER_BYTES[options.output_dtype] * (of_heads // 2) * longest**2
-        num_bytes += COPIES_OF_ATTENTION * num_wanted * of_one
+        attention_bytes = NUMBER_BYTES[options.output_dtype] * (of_heads // 2) * longest**2
+        num_bytes += COPIES_OF_ATTENTION * num_wanted * attention_bytes
     of_network = esm2.memory_mb(options.of_esm2, device, weights, batch_cost)
     return of_network + round(slack * num_bytes / 2**20)
 
@@ -259,7 +216,6 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 def figures(
     columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
 ) -> list[Figure]:
-    """Return contact maps of the first proteins with listed pairs."""
     from featuremill.workloads.contacts import contact_maps
     from featuremill.workloads.contacts.columns import PAIRS
 
@@ -267,9 +223,8 @@ def figures(
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the network with its weights and its regression."""
     from featuremill.workloads.contacts import regression
-    from featuremill.workloads.contacts.attention import Watch
+    from featuremill.workloads.contacts.attention import Observer
 
     assert weights is not None
     sizes = sizes_of(weights.metadata)
@@ -278,17 +233,18 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         fitted = regression.read(Path(options.regression), sizes.num_layers, sizes.num_heads)
     elif options.needs_regression:
         fitted = regression.of_weights(weights.path)
-    watch = Watch(sizes.num_layers, sizes.num_heads, fitted)
-    network = esm2.load(options.of_esm2, devices, weights, watch.backend)
-    return Model(network.encoder, watch, options, network.backend)
+    observer = Observer(sizes.num_layers, sizes.num_heads, fitted)
+    network = esm2.load(options.of_esm2, devices, weights, observer.backend)
+    return Model(network.encoder, observer, options, network.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
-    """Tokenize and pack proteins, on the host.
+    """Tokenize and pack proteins on the host.
 
     Raises:
-        RecordFailed: their attention or contacts are more numbers than a column holds.
+        RecordFailed: attention or contacts have more numbers than a column holds.
     """
+    from featuremill.workload import spread
     from featuremill.workloads.esm2 import packing
     from featuremill.workloads.esm2.tokens import tokenize
 
@@ -303,9 +259,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     seen = list(compress(proteins, is_seen))
     sequences = [tokenize(letters, (0, len(letters))) for letters in seen]
     pack = packing.pack(sequences, batch_cost, encoder.device)
-    if encoder.device.type != "cpu":
-        pack = pack.each(lambda tensor: tensor.pin_memory())
-    return Batch(pack, proteins, is_seen, with_attention)
+    return Batch(spread.pinned(pack, encoder.device), proteins, is_seen, with_attention)
 
 
 def _refuse_too_many(model: Model, lengths: Sequence[int], with_attention: Sequence[bool]) -> None:
@@ -322,29 +276,28 @@ def _refuse_too_many(model: Model, lengths: Sequence[int], with_attention: Seque
 
 
 def run(model: Model, batch: Batch) -> Result:
-    """Compute a batch and send its contacts to the host. A GPU is still computing on return."""
+    """Compute a batch. On a GPU it may still be running when this returns."""
     import torch
 
     from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
-    encoder, watch = model.encoder, model.watch
+    encoder, observer = model.encoder, model.observer
     if batch.pack is None:
         return Result(Transfer((), Slabs(0, 1)), batch.proteins, [None] * len(batch.proteins))
     dtype = getattr(torch, model.options.output_dtype)
     wanted = list(compress(batch.with_attention, batch.is_seen))
-    watch.begin(batch.pack, wanted, dtype, encoder.device)
-    for _ in encoder.representations(batch.pack.to(encoder.device), (encoder.num_layers,)):
-        pass  # attention is looked at on the way
+    observer.begin(batch.pack, wanted, dtype, encoder.device)
+    for _ in encoder.representations(batch.pack, (encoder.num_layers,)):
+        pass  # the observer computes attention meanwhile
     num_bytes = 4 * sum(len(letters) ** 2 for letters in batch.proteins)
-    contacts = watch.contacts() if model.options.needs_regression else iter(())
-    maps = iter(watch.attention())
+    contacts = observer.contacts() if model.options.needs_regression else iter(())
+    maps = iter(observer.attention())
     of_sequences = [next(maps) if is_seen else None for is_seen in batch.is_seen]
     attentions = [each if each is None else each.numpy() for each in of_sequences]
     return Result(Transfer(contacts, Slabs(num_bytes, 1)), batch.proteins, attentions)
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
-    """Return the contacts of a batch, one row a protein."""
     from featuremill.workloads.contacts import columns
 
     maps = [tensor.numpy() for tensor in result.transfer.wait()]

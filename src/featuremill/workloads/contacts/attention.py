@@ -1,13 +1,13 @@
-"""Attention whose probabilities are looked at: contacts are added up head by head, layer by layer.
+"""Compute attention, and from its probabilities the contacts, head by head and layer by layer.
 
-The regression is linear in the symmetrised and corrected maps, so no map is kept:
+The regression is linear in the symmetrised and corrected maps, so no map is stored:
 
     logit_ij = bias + sum of w (p_ij + p_ji) - sum of w a_i a_j / t
 
-over all heads, where p is a head's probabilities without the special tokens, a_i the sum of row i
-and column i of p, and t the sum of a (average product correction, Dunn et al. 2008,
-doi:10.1093/bioinformatics/btm604). What grows with the square of a protein is one sum, whatever
-the number of layers. Everything is fp32.
+over all heads, where p are a head's probabilities without the special tokens, a_i is the sum of row
+i and column i of p, and t is the sum of a (average product correction, Dunn et al. 2008,
+doi:10.1093/bioinformatics/btm604). For any number of layers, memory holds only one sum whose size
+is the square of the protein's length. All numbers are fp32.
 
 Shape legend: T tokens, L tokens or residues of one sequence, R tokens of a tile, N layers, H heads,
 h heads of a tile, d width of a head, K tiles.
@@ -15,7 +15,7 @@ h heads of a tile, d width of a head, K tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,27 +30,27 @@ from featuremill.workloads.esm2.packing import Packed
 
 
 class Sums(NamedTuple):
-    """What is known of one sequence after some layers."""
+    """The sums of one sequence over the computed layers."""
 
     weighted_LL: Tensor
-    """The heads' probabilities, each times its weight, special tokens included."""
+    """The weighted sum of all heads' probabilities, with special tokens."""
     margins_NHL: Tensor
     """The sum of the row and the column of each residue."""
 
     def to(self, device: torch.device) -> Sums:
-        """Return the same on `device`, by way of the host."""
+        """Return the same on `device`, copied through the host."""
         return Sums(*(tensor.cpu().to(device) for tensor in self))
 
 
-class Watch:
-    """A method for attention that adds up the contacts of one pack after the other.
+class Observer:
+    """A backend of attention that adds up the contacts of one pack after the other.
 
-    Between `begin` and `attention` the layers have to come in their order; elsewhere it looks at
-    nothing.
+    Between `begin` and `attention`, the layers must be computed in order. At other times, it only
+    computes attention.
     """
 
     def __init__(self, num_layers: int, num_heads: int, regression: Regression | None) -> None:
-        """Without a regression there are no contacts."""
+        """Without a regression, no contacts are computed."""
         self.backend = Backend("fp32 probabilities, looked at", self.attend)
         self._shape = (num_layers, num_heads)
         self._regression = regression
@@ -62,11 +62,11 @@ class Watch:
     def begin(
         self, pack: Packed, wanted: Sequence[bool], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Look at the next pass of the layers, over `pack`; keep the attention of the `wanted`
-        sequences as `dtype`."""
+        """Start observing the layers over `pack`; store the attention of the `wanted` sequences in
+        `dtype`."""
         sizes = [end - start for start, end in zip(pack.bounds, pack.bounds[1:], strict=False)]
         self._layer = 0
-        self._sums, self._maps = [], []  # of a batch that did not fit
+        self._sums, self._maps = [], []  # free those of a batch that ran out of memory
         if self._regression is not None:
             self._sums = [
                 Sums(
@@ -88,19 +88,24 @@ class Watch:
         if self._sums and self._sums[0].weighted_LL.device != device:
             self._sums = [sums.to(device) for sums in self._sums]
         parts = [slice(*bounds) for bounds in zip(pack.bounds, pack.bounds[1:], strict=False)]
-        every = [tiles.cut(number, part, device.type) for number, part in enumerate(parts)]
+        tiles_of = [tiles.cut(number, part, device.type) for number, part in enumerate(parts)]
         columns = [
             torch.zeros(len(some), qkv_T3Hd.shape[2], part.stop - part.start, device=device)
-            for some, part in zip(every, parts, strict=True)
+            for some, part in zip(tiles_of, parts, strict=True)
         ]
 
         def attend_tile(tile: Tile) -> None:
             part = parts[tile.sequence]
             self._attend(qkv_T3Hd[part], context_THd[part], tile, columns[tile.sequence])
 
-        _each(attend_tile, [tile for some in every for tile in some], device)
+        pieces = [tile for some in tiles_of for tile in some]
+        if device.type == "cpu":
+            lanes.each(attend_tile, pieces)
+        else:
+            for tile in pieces:
+                attend_tile(tile)
         for sums, columns_KHL in zip(self._sums, columns, strict=False):
-            # Always in this order, so that no thread changes a bit.
+            # Always in this order, so that the number of threads changes no bit.
             sums.margins_NHL[self._layer] += columns_KHL.sum(0)[:, 1:-1]
         self._layer += bool(self._maps)
         return context_THd
@@ -108,7 +113,7 @@ class Watch:
     def _attend(
         self, qkv_L3Hd: Tensor, context_LHd: Tensor, tile: Tile, columns_KHL: Tensor
     ) -> None:
-        """Write the context of a tile; add its probabilities up."""
+        """Write the context of a tile, and add its probabilities to the sums."""
         length, _, num_heads, head_dim = qkv_L3Hd.shape
         rows = tile.rows
         together = tiles.heads_at_once(rows.stop - rows.start, length, qkv_L3Hd.device.type)
@@ -137,27 +142,26 @@ class Watch:
                 columns_KHL[tile.number, heads, 1:-1] = own_hRL.sum(1)
 
     def _weights_on(self, device: torch.device) -> Tensor:
-        """Return the regression's weights on `device`, copied there once."""
         assert self._regression is not None
         if device not in self._weights_NH:
             self._weights_NH[device] = self._regression.weights_NH.to(device)
         return self._weights_NH[device]
 
     def attention(self) -> list[Tensor | None]:
-        """Return (N, H, L, L) of residues, on the host, of each sequence where it was wanted, once
-        all layers were computed; and look at nothing more."""
+        """Return the attention (N, H, L, L) of each wanted sequence on the host, None for others,
+        and stop observing. Call it after all layers."""
         maps, self._maps = self._maps, []
         return maps
 
     def contacts(self) -> Iterator[Tensor]:
-        """Yield probabilities_LL of each sequence of the pack, once all layers were computed."""
+        """Yield probabilities_LL of each sequence of the pack. Call it after all layers."""
         assert self._regression is not None and self._layer == self._shape[0]
         sums, self._sums = dict(enumerate(self._sums)), []
         if sums[0].weighted_LL.device.type != "cpu":
             for number in list(sums):
                 yield self._contacts(sums.pop(number))
             return
-        # Each in one lane: several threads at one product would round by their number.
+        # Each in one lane: the rounding of a product depends on its number of threads.
         map_of: dict[int, Tensor] = {}
 
         def finish(number: int) -> None:
@@ -177,12 +181,3 @@ class Watch:
         logits_LL += weighted_LL.t()
         upper_LL = logits_LL.sigmoid_().triu_()
         return upper_LL + upper_LL.triu(1).t()
-
-
-def _each(compute: Callable[[Tile], None], pieces: Sequence[Tile], device: torch.device) -> None:
-    """Compute every tile, on a CPU each in one of the lanes."""
-    if device.type == "cpu":
-        lanes.each(compute, pieces)
-        return
-    for piece in pieces:
-        compute(piece)

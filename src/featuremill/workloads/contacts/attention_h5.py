@@ -1,5 +1,5 @@
-"""attention.h5: for each protein of `attention_of` its attention, layers × heads × residues ×
-residues, laid out as contacts.h5.
+"""Write attention.h5: for each protein of `attention_of` its attention, layers × heads × residues ×
+residues, in the layout of contacts.h5.
 """
 
 from __future__ import annotations

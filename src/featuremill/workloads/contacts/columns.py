@@ -1,7 +1,11 @@
-"""The columns of a part, and Arrow arrays from NumPy ones. No torch here."""
+"""The Arrow columns of contacts: their schema, and record batches from NumPy arrays.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.kit.reasons import NOT_FINITE
-from featuremill.workload.arrays import numbers
+from featuremill.workload.arrays import lists, numbers
 from featuremill.workloads.contacts.options import Options
 
 PAIRS = "contacts"
-"""The column by which the output `contacts_tsv` finds its rows."""
+"""The column that the output `contacts_tsv` writes."""
 MAP = "contact_map"
-"""The column of `contacts_h5`: L lists of L probabilities."""
+"""The column that the output `contacts_h5` writes: L lists of L probabilities."""
 ATTENTION = "attention"
-"""The column of `attention_h5`: layers of heads of L × L probabilities; empty for most proteins."""
+"""The column that the output `attention_h5` writes: for each layer and head, L × L probabilities;
+empty for most proteins."""
 PAIR = pa.struct(
     {
         "i": pa.int32(),
@@ -29,7 +34,7 @@ PAIR = pa.struct(
     }
 )
 MOST_NUMBERS = 2**31 - 1
-"""The numbers of a column in a batch, at most: Arrow's offsets are int32."""
+"""The largest number of values of a column in a batch, as Arrow's offsets are int32."""
 Map = npt.NDArray[np.float32]
 """Probabilities, residues × residues."""
 Attention = npt.NDArray[Any]
@@ -37,7 +42,7 @@ Attention = npt.NDArray[Any]
 
 
 def schema(options: Options) -> pa.Schema:
-    """Return the columns; `options` are resolved ones."""
+    """Return the columns for resolved `options`."""
     number = pa.from_numpy_dtype(np.dtype(options.output_dtype))
     fields: dict[str, pa.DataType] = {}
     if options.pairs != "none":
@@ -55,27 +60,36 @@ def batch(
     attentions: Sequence[Attention | None],
     options: Options,
 ) -> pa.RecordBatch:
-    """Return one row for each of `proteins`, the residues that were seen. `maps` is empty where no
-    contacts are wanted."""
+    """Return one row for each of `proteins`, which are the computed residues. `maps` is empty if
+    the options need no contacts."""
     arrays = []
     if options.pairs != "none":
         arrays.append(_pairs(proteins, maps, options))
     if options.maps:
-        arrays.append(_maps([each.astype(options.output_dtype) for each in maps]))
+        arrays.append(_nested([each.astype(options.output_dtype) for each in maps]))
     if options.attention_of:
-        arrays.append(_attentions(attentions, options))
+        empty = np.empty((0, 1, 1), options.output_dtype)
+        arrays.append(
+            _nested(
+                [
+                    empty if each is None else each.reshape(*each.shape[:2], -1)
+                    for each in attentions
+                ]
+            )
+        )
     values = pa.RecordBatch.from_arrays(arrays, schema=schema(options))
     pairs = zip(maps or attentions, attentions, strict=True)
-    wrong = [None if _are_finite(*each) else NOT_FINITE.reason() for each in pairs]
+    wrong = [
+        None
+        if all(np.isfinite(matrix).all() for matrix in pair if matrix is not None)
+        else NOT_FINITE.reason()
+        for pair in pairs
+    ]
     return values.append_column("reason", pa.array(wrong, pa.string())) if any(wrong) else values
 
 
-def _are_finite(*matrices: Map | Attention | None) -> bool:
-    return all(np.isfinite(each).all() for each in matrices if each is not None)
-
-
 def pairs_of(map_LL: Map, options: Options) -> tuple[Any, Any, Any]:
-    """Return i, j (from 0) and the probability of each listed pair, the likeliest first."""
+    """Return i, j (counted from 0) and the probability of each listed pair, the highest first."""
     first, second = np.triu_indices(len(map_LL), options.min_separation)
     of_pair = map_LL[first, second]
     order = np.argsort(-of_pair, kind="stable")
@@ -88,59 +102,35 @@ def pairs_of(map_LL: Map, options: Options) -> tuple[Any, Any, Any]:
 
 
 def _pairs(proteins: Sequence[bytes], maps: Sequence[Map], options: Options) -> pa.Array:
-    every = [pairs_of(map_LL, options) for map_LL in maps]
-    letters = [np.frombuffer(protein, "S1").astype("U1") for protein in proteins]
-    sides = [[pair[side] for pair in every] for side in (0, 1)]
-    columns = [
-        *(numbers((np.concatenate(side) + 1).astype(np.int32)) for side in sides),
-        *(
-            pa.array(
-                [
-                    str(letter)
-                    for some, at in zip(letters, side, strict=True)
-                    for letter in some[at]
-                ],
-                pa.string(),
-            )
-            for side in sides
-        ),
-        numbers(np.concatenate([pair[2] for pair in every])),
-    ]
+    pairs = [pairs_of(map_LL, options) for map_LL in maps]
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    columns = [numbers((np.concatenate(side) + 1).astype(np.int32)) for side in sides]
+    for side in sides:
+        residues = zip(proteins, side, strict=True)
+        letters = [np.frombuffer(protein, np.uint8)[at].tobytes() for protein, at in residues]
+        columns.append(pa.array(list(b"".join(letters).decode()), pa.string()))
+    columns.append(numbers(np.concatenate([pair[2] for pair in pairs])))
     rows = pa.StructArray.from_arrays(columns, fields=list(PAIR))
-    return _lists(rows, [len(pair[0]) for pair in every])
+    return lists(rows, [len(pair[0]) for pair in pairs])
 
 
-def _maps(maps: Sequence[npt.NDArray[Any]]) -> pa.Array:
-    lengths = [len(each) for each in maps]
-    flat = numbers(np.concatenate([each.reshape(-1) for each in maps]))
-    return _lists(_lists(flat, np.repeat(lengths, lengths)), lengths)
-
-
-def _attentions(attentions: Sequence[Attention | None], options: Options) -> pa.Array:
-    """Return the attention of those that have one, as lists of layers of heads."""
-    there = [each for each in attentions if each is not None]
-    empty = np.empty(0, options.output_dtype)
-    flat = numbers(np.concatenate([empty, *(each.reshape(-1) for each in there)]))
-    heads = [each.shape[2] ** 2 for each in there for _ in range(each.shape[0] * each.shape[1])]
-    layers = [each.shape[1] for each in there for _ in range(each.shape[0])]
-    num_layers = [0 if each is None else len(each) for each in attentions]
-    return _lists(_lists(_lists(flat, heads), layers), num_layers)
-
-
-def _lists(inner: pa.Array, lengths: Sequence[int] | npt.NDArray[Any]) -> pa.ListArray:
-    """Return lists of these lengths, of `inner` in order."""
-    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(numbers(bounds), inner)
+def _nested(arrays: Sequence[npt.NDArray[Any]]) -> pa.Array:
+    """Return arrays of one rank as nested lists, one for each array."""
+    values = numbers(np.concatenate([each.reshape(-1) for each in arrays]))
+    for axis in range(arrays[0].ndim - 1, 0, -1):
+        lengths = [np.full(math.prod(each.shape[:axis]), each.shape[axis]) for each in arrays]
+        values = lists(values, np.concatenate(lengths).tolist())
+    return lists(values, [len(each) for each in arrays])
 
 
 def square(row: pa.ListScalar) -> npt.NDArray[Any]:
-    """Return a cell of `MAP` as a matrix."""
+    """Return a value of `MAP` as a matrix."""
     matrix: npt.NDArray[Any] = row.values.flatten().to_numpy().reshape(len(row.values), -1)
     return matrix
 
 
 def stack(row: pa.ListScalar) -> npt.NDArray[Any]:
-    """Return a cell of `ATTENTION`, which is not empty, as (layers, heads, L, L)."""
+    """Return a value of `ATTENTION` that is not empty as an array (layers, heads, L, L)."""
     layers = row.values
     heads = layers.flatten()
     flat = heads.flatten().to_numpy()

@@ -1,4 +1,4 @@
-"""The report's figures of contacts: for each of the first proteins its listed pairs as a map."""
+"""The report's figures of contacts: for each of the first proteins, a map of its listed pairs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ import pyarrow as pa
 from featuremill.kit.text import clipped, counted
 from featuremill.workload.figures import Figure, drawn, values
 from featuremill.workloads.contacts.columns import PAIRS
-from featuremill.workloads.scores.first_proteins import figures_of
+from featuremill.workloads.scores.heat_maps import figures_of
 
 MOST_PAIRS = 3000
-"""The pairs of one protein, at most, so that a page stays small."""
+"""The largest number of pairs in a map, so that the page is small."""
 SIDE_PIXELS = 360
-"""The side of a map in pixels: the width of a phone."""
+"""The side of a map: the width of a phone."""
 LEAST_PIXELS = 2.0
-"""The size of a mark in pixels, at least: a residue of a long protein is narrower than a pixel."""
+"""The least side of a mark, as residues of long proteins are narrower than a pixel."""
 MOST_LETTERS = 40
 RAMP = ["--card", "--first"]
 """Colours of the probabilities 0 and 1."""
 
 
 class Protein(NamedTuple):
-    """A protein with its listed pairs, the likeliest first."""
+    """A protein with its listed pairs, the highest probability first."""
 
     id: str
     length: int
-    """In residues."""
     pairs: Sequence[dict[str, Any]]
 
 
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
-    """Return one figure for each of the first proteins with pairs; `read` gives columns of a run's
-    results, some rows at a time."""
+    """Return figures of the first proteins with pairs; `read` yields batches of columns."""
     return figures_of(_proteins(read(["id", "length", PAIRS])), figure)
 
 
@@ -47,7 +45,6 @@ def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
 
 
 def figure(number: int, protein: Protein) -> Figure:
-    """Return the figure of one protein, the page's number `number`."""
     pairs = protein.pairs[:MOST_PAIRS]
     first = pairs[0]
     sentence = (
@@ -63,7 +60,6 @@ def figure(number: int, protein: Protein) -> Figure:
 
 
 def _map(rows: Sequence[dict[str, Any]], length: int) -> Any:
-    """Return the chart of a protein; the last of `rows` is drawn on top."""
     side = max(LEAST_PIXELS, SIDE_PIXELS / length)
     scale = alt.Scale(domain=[0.5, length + 0.5], nice=False, zero=False)
     colours = alt.Scale(domain=[0, 1], range=RAMP, interpolate="lab")

@@ -1,6 +1,6 @@
-"""contacts.h5: for each protein the matrix of its contacts' probabilities, residues × residues.
+"""Write contacts.h5: for each protein the matrix of contact probabilities, residues × residues.
 
-A dataset's name is the accession, as in per-residue.h5; a run with samples has a group of each.
+The name of a dataset is the accession, as in per-residue.h5. Each sample has a group.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OF_CONTACTS = re.compile("contacts|contact_map|attention")
-"""The columns that the workload may deliver."""
+"""Matches the columns of the workload contacts."""
 FORMAT = Format(
     "contacts.h5",
     "h5py, any HDF5 reader",
@@ -34,9 +34,8 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without the column."""
-        there = [name for name in values.names if name == cls.COLUMN]
-        need(there, cls.__module__.rpartition(".")[2], cls.NEEDS)
+        columns = [name for name in values.names if name == cls.COLUMN]
+        need(columns, cls.__module__.rpartition(".")[2], cls.NEEDS)
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.hdf5 import DatasetFile
@@ -44,17 +43,15 @@ class Writer:
         self._file = DatasetFile(target, [self.COLUMN])
 
     def write(self, block: pa.Table) -> None:
-        """Add a dataset for each record of the block that has values."""
         import pyarrow.compute as pc
 
         from featuremill.workloads.contacts import columns
 
-        of_cell = columns.square if self.COLUMN == columns.MAP else columns.stack
+        array_of = columns.square if self.COLUMN == columns.MAP else columns.stack
         for keys, rows in by_owner(block):
             filled = rows.filter(pc.greater(pc.list_value_length(rows[self.COLUMN]), 0))
-            values = (of_cell(cell) for cell in filled[self.COLUMN])
+            values = (array_of(cell) for cell in filled[self.COLUMN])
             self._file.add(own_ids(filled), values, [*keys.values()])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

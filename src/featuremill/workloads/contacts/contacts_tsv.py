@@ -1,6 +1,5 @@
-"""contacts.tsv: a row a pair of residues: id, i, j, residue_i, residue_j, probability.
-
-The long table of the workload contacts' column `contacts`; positions count from 1.
+"""Write contacts.tsv: one row per pair of residues, with id, i, j, residue_i, residue_j and
+probability, from the column `contacts`. Positions are counted from 1.
 """
 
 from __future__ import annotations
@@ -14,6 +13,6 @@ FORMAT = variant_scores.FORMAT._replace(
 
 
 class Writer(variant_scores.Writer):
-    """Writes the names of the columns, then the pairs of record after record."""
+    """Writes the header, then the pairs of each record."""
 
     COLUMN, OUTPUT = "contacts", "contacts_tsv"

@@ -14,7 +14,7 @@ from featuremill.workloads.contacts import sources
 
 
 class Options(TableOptions):
-    """Which contacts of which proteins are delivered, by which network."""
+    """The network, and the contacts and attention to deliver."""
 
     EXECUTION = TableOptions.EXECUTION | {"batch_tokens"}
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
@@ -104,7 +104,6 @@ class Options(TableOptions):
         return self.maps or self.pairs != "none"
 
     def delivers(self) -> set[Kind]:
-        """Return what comes out: tables, as a matrix of a protein is no vector."""
         return {"table"}
 
     @property

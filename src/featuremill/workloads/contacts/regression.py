@@ -1,6 +1,7 @@
-"""The regression: contacts of attention, by a number for each head of each layer, and a bias.
+"""Read the logistic regression of contacts on attention: a weight for each head of each layer, and
+a bias.
 
-It was fitted by ESM's authors on 20 proteins of known structure (Rao et al. 2021,
+ESM's authors fitted it on 20 proteins of known structure (Rao et al. 2021,
 doi:10.1101/2020.12.15.422761). It belongs to one network.
 """
 
@@ -25,22 +26,23 @@ if TYPE_CHECKING:
 
 PARTS = ("weight", "bias")
 SUFFIX = "contact_head.regression."
-"""How the keys of fair-esm and of Hugging Face end, before weight and bias."""
+"""The last part of fair-esm's and Hugging Face's keys before `weight` and `bias`."""
 PREFIX = "contacts."
+"""The prefix of the tensors in a converted file."""
 
 
 class Regression(NamedTuple):
-    """In fp32; of shape (layers, heads) and ()."""
+    """The weights (layers, heads) and the bias (), in fp32."""
 
     weights_NH: Tensor
     bias: Tensor
 
 
 def of_tensors(tensors: Mapping[str, Tensor], sizes: Sizes, where: str) -> Regression | None:
-    """Return the regression among the `tensors` of a network of `sizes`; None where there is none.
+    """Return the regression among the `tensors` of a network; None if there is none.
 
     Raises:
-        UserError: it is not of that network; `where` is the file's path.
+        UserError: the regression is of another network; `where` is the path of the file.
     """
     parts = [
         tensor
@@ -48,10 +50,10 @@ def of_tensors(tensors: Mapping[str, Tensor], sizes: Sizes, where: str) -> Regre
         for key, tensor in tensors.items()
         if isinstance(key, str) and key.endswith(f"{SUFFIX}{part}")
     ]
-    return _of(parts, sizes.num_layers, sizes.num_heads, where) if parts else None
+    return _checked(parts, sizes.num_layers, sizes.num_heads, where) if parts else None
 
 
-def _of(parts: list[Tensor], num_layers: int, num_heads: int, where: str) -> Regression:
+def _checked(parts: list[Tensor], num_layers: int, num_heads: int, where: str) -> Regression:
     numbers = [tensor.numel() for tensor in parts]
     if numbers != [num_layers * num_heads, 1]:
         has = " and ".join(f"{number:,}" for number in numbers)
@@ -67,10 +69,10 @@ def _of(parts: list[Tensor], num_layers: int, num_heads: int, where: str) -> Reg
 
 
 def read(path: Path, num_layers: int, num_heads: int) -> Regression:
-    """Return the regression in a file of its own, for a network of that size.
+    """Return the regression in a separate file, for a network of this size.
 
     Raises:
-        UserError: the file has none, or that of another network.
+        UserError: the file has no regression, or that of another network.
     """
     tensors = _tensors(path)
     keys = [key for part in PARTS for key in tensors if key.endswith(f"regression.{part}")]
@@ -79,18 +81,18 @@ def read(path: Path, num_layers: int, num_heads: int) -> Regression:
             f"{path}: it has no {SUFFIX}weight and bias; give fair-esm's "
             "<name>-contact-regression.pt, or the same as .safetensors."
         )
-    return _of([tensors[key] for key in keys], num_layers, num_heads, str(path))
+    return _checked([tensors[key] for key in keys], num_layers, num_heads, str(path))
 
 
 def _tensors(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors in `path`. Nothing in it is executed."""
+    """Return the tensors in the file `path`, whose code is never run."""
     raw: Any
     try:
         if path.suffix == ".safetensors":
             raw = load_file(path)
         else:
             raw = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # bytes that are no pickle can raise any exception
+    except Exception as error:  # a damaged pickle can raise any exception
         reason = clipped(str(error).partition("\n")[0])
         raise UserError(
             f"{path}: this regression cannot be read ({reason}); fetch it again."
@@ -101,19 +103,16 @@ def _tensors(path: Path) -> Mapping[str, Tensor]:
 
 
 def added(checkpoint: Checkpoint, regression: Regression) -> Checkpoint:
-    """Return a checkpoint whose converted file also has the regression."""
-    tensors = dict(zip(PARTS, regression, strict=True))
+    """Return the checkpoint with the regression, which conversion then writes as well."""
+    added = {f"{PREFIX}{part}": tensor for part, tensor in zip(PARTS, regression, strict=True)}
     entries = [
-        Entry(f"{PREFIX}{part}", (), tuple(tensor.shape), keeps_type=True)
-        for part, tensor in tensors.items()
+        Entry(name, (), tuple(tensor.shape), keeps_type=True) for name, tensor in added.items()
     ]
-    added = {f"{PREFIX}{part}": tensor for part, tensor in tensors.items()}
     return checkpoint._replace(
         added={**checkpoint.added, **added}, entries=[*checkpoint.entries, *entries]
     )
 
 
 def of_weights(path: Path) -> Regression:
-    """Return the regression in a converted file."""
     with safe_open(path, framework="pt") as file:
         return Regression(*(file.get_tensor(f"{PREFIX}{part}") for part in PARTS))

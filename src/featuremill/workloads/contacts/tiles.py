@@ -1,6 +1,7 @@
-"""Which rows and heads of attention are computed at once. Imports no torch.
+"""Cut attention into tiles of rows and heads that are computed at once.
 
-All of it depends on a sequence's length only, so its batch changes no bit.
+Tiles depend on the length of their sequence only, so the batch changes no bit. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -8,23 +9,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 TILE_BYTES = {"cpu": 2**20, "cuda": 2**26}
-"""Probabilities that are computed at once, of one lane: on a CPU a core's cache holds them."""
+"""The size of the probabilities that a lane computes at once; on a CPU, they fit in the cache."""
 MOST_TILES = 32
-"""The tiles of a sequence, at most, as each tile has sums of columns of its own."""
+"""The largest number of tiles of a sequence; each tile has its own sums of columns in memory."""
 
 
 class Tile(NamedTuple):
-    """Some rows of a sequence."""
+    """A range of rows of a sequence."""
 
     sequence: int
-    """The number of the sequence in its pack."""
+    """The index of the sequence in its pack."""
     number: int
-    """The number of the tile in its sequence."""
+    """The index of the tile in its sequence."""
     rows: slice
 
 
 def cut(sequence: int, part: slice, kind: str) -> list[Tile]:
-    """Return the tiles of a sequence, the `part` of its pack, for a `kind` of device."""
+    """Return the tiles of a sequence, which is the `part` of a pack, for a `kind` of device."""
     length = part.stop - part.start
     step = max(1, TILE_BYTES[kind] // (4 * length), -(-length // MOST_TILES))
     return [
@@ -34,5 +35,4 @@ def cut(sequence: int, part: slice, kind: str) -> list[Tile]:
 
 
 def heads_at_once(num_rows: int, length: int, kind: str) -> int:
-    """Return how many heads of a tile are computed together."""
     return max(1, TILE_BYTES[kind] // (4 * num_rows * length))

@@ -372,11 +372,12 @@ def caution(options: Options) -> str:
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
     """Return the columns of values for resolved `options`."""
-    from featuremill.workloads.encoder import columns
+    from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
     facts, words = _opened(weights.path, options)
-    return columns.schema(options, facts.width, words.is_by_letter)
+    each = "residues" if words.is_by_letter else "tokens"
+    return layer_columns(options, facts.width, each)
 
 
 def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
@@ -508,11 +509,12 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
 def run(model: Model, batch: Batch) -> Result:
     """Compute a batch; a GPU may still be computing on return."""
+    from featuremill.workload import spread
     from featuremill.workloads.encoder import padding
 
     values = []
     for group in batch.groups:
-        here = group.each_to(model.encoder.device)
+        here = spread.on_device(group, model.encoder.device)
         hidden = model.encoder.hidden_states(here.tokens_BT, here.is_token_BT, model.options.layers)
         values.append(padding.values_of(here, hidden, model.options))
     return Result(values, batch)
@@ -520,7 +522,8 @@ def run(model: Model, batch: Batch) -> Result:
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
     """Return the features of a batch, one row per record."""
-    from featuremill.workloads.encoder import columns, padding
+    from featuremill.workload.arrays import layer_batch
+    from featuremill.workloads.encoder import padding
 
     values = padding.in_order(result.values, result.batch.groups, result.batch.num_own)
-    return columns.batch(values, result.batch.num_own, model.columns)
+    return layer_batch(values, result.batch.num_own, model.columns)

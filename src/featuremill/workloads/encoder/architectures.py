@@ -106,25 +106,19 @@ def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any
 def _mosaic(config: Mapping[str, Any]) -> Any:
     from featuremill.workloads.encoder import mosaicbert
 
-    return mosaicbert.MosaicBert(dict(config))
+    return mosaicbert.MosaicBert(config)
 
 
-def _swiglu(interleaved: bool) -> Callable[..., Any]:
-    def build(config: Mapping[str, Any]) -> Any:
-        from featuremill.workloads.encoder import swiglu
+def _swiglu(config: Mapping[str, Any]) -> Any:
+    from featuremill.workloads.encoder import swiglu
 
-        return swiglu.SwigluEncoder(config, interleaved=interleaved)
-
-    return build
+    return swiglu.SwigluEncoder(config)
 
 
-def _swiglu_named(table: str) -> Callable[..., dict[str, Tensor]]:
-    def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        from featuremill.workloads.encoder import swiglu
+def _swiglu_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from featuremill.workloads.encoder import swiglu
 
-        return swiglu.named(tensors, getattr(swiglu, table))
-
-    return named
+    return swiglu.named(tensors)
 
 
 def _amplify_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,14 +159,6 @@ def _multiple_of(step: int, number: int) -> int:
     return -(-number // step) * step
 
 
-def _amplify_trained(config: Mapping[str, Any]) -> int | None:
-    return int(config.get("max_length", 2048))
-
-
-def _glm2_trained(_: Mapping[str, Any]) -> int | None:
-    return 4096  # by its card
-
-
 def _t5_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a T5 with its embedding table under both names."""
     named = dict(tensors)
@@ -182,15 +168,11 @@ def _t5_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def _bert_positions(config: Mapping[str, Any]) -> int | None:
-    return int(config.get("max_position_embeddings", 512))
-
-
 def _gated_esm(config: Mapping[str, Any]) -> Any:
     """Return an ESM with SwiGLU feed-forward layers, as in the Nucleotide Transformer 2."""
-    from featuremill.workloads.encoder import gated_esm
+    from featuremill.workloads.encoder import swiglu
 
-    return gated_esm.with_gates(_esm(config), bias=bool(config.get(GATED_SIGN, True)))
+    return swiglu.with_gates(_esm(config), bias=bool(config.get(GATED_SIGN, True)))
 
 
 def _has_table(config: Mapping[str, Any]) -> bool:
@@ -234,7 +216,7 @@ BERT = Architecture(
     "bert.",
     ("cls.", "pooler.", "classifier.", "qa_outputs."),
     _transformers("bert", "BertModel", add_pooling_layer=False),
-    positions=_bert_positions,
+    positions=lambda config: int(config.get("max_position_embeddings", 512)),
 )
 _esm = _transformers("esm", "EsmModel", add_pooling_layer=False)
 ESM = Architecture(
@@ -277,10 +259,10 @@ KNOWN = {
             "AMPLIFY",
             "",
             ("decoder.", "layer_norm_2."),
-            _swiglu(interleaved=True),
-            trained=_amplify_trained,
+            _swiglu,
+            trained=lambda config: int(config.get("max_length", 2048)),
             plain=_amplify_config,
-            named=_swiglu_named("AMPLIFY"),
+            named=_swiglu_named,
             is_gated=True,
             is_of_transformers=False,
         ),
@@ -288,10 +270,10 @@ KNOWN = {
             "gLM2",
             "glm2.",
             ("lm_head.",),
-            _swiglu(interleaved=False),
-            trained=_glm2_trained,
+            _swiglu,
+            trained=lambda _: 4096,  # by its card
             plain=_glm2_config,
-            named=_swiglu_named("GLM2"),
+            named=_swiglu_named,
             is_gated=True,
             is_of_transformers=False,
         ),

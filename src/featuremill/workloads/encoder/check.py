@@ -11,6 +11,7 @@ import logging
 import torch
 
 from featuremill.kit.errors import WorkloadError
+from featuremill.workload.spread import on_device
 from featuremill.workloads.encoder.architectures import Encoder
 from featuremill.workloads.encoder.padding import groups
 from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
@@ -48,7 +49,7 @@ def padding(encoder: Encoder, vocabulary: Vocabulary, short: Ids, long: Ids, dty
     states = []
     for sequences in ([short], [short, long]):
         (group,) = [
-            group.each_to(encoder.device)
+            on_device(group, encoder.device)
             for group in groups(sequences, vocabulary, ROOM, most_filling=1.0)
         ]
         hidden = encoder.hidden_states(group.tokens_BT, group.is_token_BT, [layer])[layer]

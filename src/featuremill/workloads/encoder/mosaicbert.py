@@ -13,6 +13,7 @@ the feed-forward layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class MosaicBert(nn.Module):
     is the content of config.json; UserError if it is of another architecture.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         if missing := [key for key in KEYS if key not in config]:
             raise UserError(
@@ -58,7 +59,8 @@ class MosaicBert(nn.Module):
             )
         self.num_heads: int = num_heads
         self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
+        layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
+        self.encoder = nn.ModuleDict({"layer": layers})
 
     @torch.no_grad()
     def forward(self, tokens_BT: Tensor, is_token_BT: Tensor | None = None) -> list[Tensor]:
@@ -73,7 +75,8 @@ class MosaicBert(nn.Module):
             self.num_heads, tokens_BT.shape[1], is_token_BT, dtype, tokens_BT.device
         )
         hidden = [hidden_BTE]
-        for layer in self.encoder.layer:
+        layers: Any = self.encoder["layer"]
+        for layer in layers:
             hidden.append(layer(hidden[-1], bias_BHTT))
         return hidden
 
@@ -131,7 +134,7 @@ class Product(nn.Linear):
 class Embeddings(nn.Module):
     """Token embeddings with the embedding of token type 0 and a LayerNorm, without positions."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         width = config["hidden_size"]
         self.word_embeddings = nn.Embedding(config["vocab_size"], width)
@@ -144,79 +147,34 @@ class Embeddings(nn.Module):
         return hidden_BTE
 
 
-class Encoder(nn.Module):
-    """The list of layers, under its published name."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
-
-
 class Layer(nn.Module):
-    """Attention and feed-forward layers, each with a residual connection and a LayerNorm."""
+    """Attention and gated feed-forward layers, each with a residual connection and a LayerNorm
+    after it. One linear layer returns query, key and value."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.attention = Attention(config)
-        self.mlp = FeedForward(config)
-
-    def forward(self, hidden_BTE: Tensor, bias_BHTT: Tensor) -> Tensor:
-        output_BTE: Tensor = self.mlp(self.attention(hidden_BTE, bias_BHTT))
-        return output_BTE
-
-
-class Attention(nn.Module):
-    """Multi-head attention with its output projection, residual connection and LayerNorm."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.self = SelfAttention(config)
-        self.output = AttentionOutput(config)
-
-    def forward(self, hidden_BTE: Tensor, bias_BHTT: Tensor) -> Tensor:
-        output_BTE: Tensor = self.output(self.self(hidden_BTE, bias_BHTT), hidden_BTE)
-        return output_BTE
-
-
-class SelfAttention(nn.Module):
-    """Multi-head attention; one linear layer returns query, key and value."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.num_heads: int = config["num_attention_heads"]
-        self.Wqkv = Product(config["hidden_size"], 3 * config["hidden_size"])
+        width, inner = config["hidden_size"], config["intermediate_size"]
+        eps = config["layer_norm_eps"]
+        own = nn.ModuleDict({"Wqkv": Product(width, 3 * width)})
+        output = nn.ModuleDict({"dense": Product(width, width), "LayerNorm": Norm(width, eps)})
+        self.attention = nn.ModuleDict({"self": own, "output": output})
+        self.mlp = nn.ModuleDict(
+            {
+                "gated_layers": Product(width, 2 * inner, bias=False),
+                "wo": Product(inner, width),
+                "layernorm": Norm(width, eps),
+            }
+        )
 
     def forward(self, hidden_BTE: Tensor, bias_BHTT: Tensor) -> Tensor:
-        qkv_BT3Hd = self.Wqkv(hidden_BTE).unflatten(-1, (3, self.num_heads, -1))
+        own: Any = self.attention
+        qkv_BT3Hd = own["self"]["Wqkv"](hidden_BTE).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = qkv_BT3Hd.permute(2, 0, 3, 1, 4)
         context_BHTd = F.scaled_dot_product_attention(query, key, value, bias_BHTT)
-        return context_BHTd.transpose(1, 2).flatten(2)
-
-
-class AttentionOutput(nn.Module):
-    """The output projection of attention, with residual connection and LayerNorm."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.dense = Product(config["hidden_size"], config["hidden_size"])
-        self.LayerNorm = Norm(config["hidden_size"], config["layer_norm_eps"])
-
-    def forward(self, context_BTE: Tensor, residual_BTE: Tensor) -> Tensor:
-        hidden_BTE: Tensor = self.LayerNorm(residual_BTE + self.dense(context_BTE))
-        return hidden_BTE
-
-
-class FeedForward(nn.Module):
-    """The gated feed-forward layers, with residual connection and LayerNorm."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        width, inner = config["hidden_size"], config["intermediate_size"]
-        self.gated_layers = Product(width, 2 * inner, bias=False)
-        self.wo = Product(inner, width)
-        self.layernorm = Norm(width, config["layer_norm_eps"])
-
-    def forward(self, residual_BTE: Tensor) -> Tensor:
-        gate_BTI, up_BTI = self.gated_layers(residual_BTE).chunk(2, dim=-1)
-        hidden_BTE: Tensor = self.layernorm(residual_BTE + self.wo(F.gelu(gate_BTI) * up_BTI))
-        return hidden_BTE
+        context_BTE = own["output"]["dense"](context_BHTd.transpose(1, 2).flatten(2))
+        hidden_BTE = own["output"]["LayerNorm"](hidden_BTE + context_BTE)
+        gate_BTI, up_BTI = self.mlp["gated_layers"](hidden_BTE).chunk(2, dim=-1)
+        inner_BTE = self.mlp["wo"](F.gelu(gate_BTI) * up_BTI)
+        output_BTE: Tensor = self.mlp["layernorm"](hidden_BTE + inner_BTE)
+        return output_BTE

@@ -48,19 +48,6 @@ class Group(NamedTuple):
     is_all_BT: Tensor | None = None
     """With regions: the tokens that `mean_all` averages."""
 
-    def each_to(self, device: torch.device) -> Group:
-        """Return the group with its tensors on `device`."""
-        is_token_BT = self.is_token_BT
-        return self._replace(
-            tokens_BT=self.tokens_BT.to(device, non_blocking=True),
-            is_token_BT=None if is_token_BT is None else is_token_BT.to(device, non_blocking=True),
-            is_own_BT=self.is_own_BT.to(device, non_blocking=True),
-            rows=None if self.rows is None else self.rows.to(device, non_blocking=True),
-            is_all_BT=None
-            if self.is_all_BT is None
-            else self.is_all_BT.to(device, non_blocking=True),
-        )
-
     def of_regions(self, regions: Sequence[Sequence[Region]], num_before: int) -> Group:
         """Return the group with an entry per region; `num_before` special tokens come first."""
         pairs = [

@@ -23,7 +23,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.reasons import Kind
 from featuremill.kit.text import clipped
 from featuremill.workloads.encoder import foldseek
-from featuremill.workloads.encoder.structure_options import StructureOptions
+from featuremill.workloads.encoder.options import StructureOptions
 
 Numbers = npt.NDArray[np.float64]
 SUFFIXES = (".pdb", ".cif", ".ent", ".mmcif")

@@ -20,8 +20,8 @@ from featuremill.kit.reasons import EMPTY, Kind, kind_of
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
 from featuremill.workloads.encoder import fasta, foldseek, plddt
+from featuremill.workloads.encoder.options import StructureOptions
 from featuremill.workloads.encoder.plddt import Plddt
-from featuremill.workloads.encoder.structure_options import StructureOptions
 
 __all__ = ["NOT_KNOWN", "REASONS", "added", "clean_pairs", "pairs", "read"]
 LETTERS = "acdefghiklmnpqrstvwy"

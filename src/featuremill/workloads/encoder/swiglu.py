@@ -1,22 +1,27 @@
-"""AMPLIFY and gLM2, without their heads: an encoder with SwiGLU, RMSNorm and rotary positions.
+"""Networks with SwiGLU (Shazeer 2020): AMPLIFY and gLM2, without their heads, with RMSNorm and
+rotary positions; and the Nucleotide Transformer 2.
 
-Written from the papers: a norm before attention and before the feed-forward layers (RMSNorm; Zhang
-and Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020) and no biases. The two
-differ in the names of their weights, and in the pairs of numbers that are rotated together. The
-norm after the last layer belongs to the heads: hidden states are those of the authors' code, which
-are without that norm.
+The Nucleotide Transformer 2 differs from transformers' ESM in two linear layers of each block: the
+first returns gate and value side by side, and neither has a bias if the config has `add_bias_fnn:
+false`. Its published code is never run here.
+
+AMPLIFY and gLM2 are written from the papers: a norm before attention and before the feed-forward
+layers (RMSNorm; Zhang and Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU and no biases.
+The two differ in the names of their weights, and in the pairs of numbers that are rotated together.
+The norm after the last layer belongs to the heads: hidden states are those of the authors' code,
+which are without that norm.
 
 With bf16, matrix products and attention are in bf16; embeddings, residual stream, norms and
 rotation are in fp32.
 
 Shape legend: B sequences, T tokens of the longest, E width, H heads, d width of a head, h half of
-it.
+it, I inner width.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,39 +30,36 @@ from torch import Tensor, nn
 
 from featuremill.kit.errors import UserError
 
-Names = Mapping[str, Sequence[str]]
-"""The part of a weight's name after the layer's number → the linear layers that it concatenates."""
-AMPLIFY: Names = {
+NAMES = {
+    "attention_norm": ["attention_norm"],
+    "ffn_norm": ["ffn_norm"],
+    # AMPLIFY's
     "q": ["query"],
     "k": ["key"],
     "v": ["value"],
     "wo": ["out"],
     "ffn.w12": ["gate", "up"],
     "ffn.w3": ["down"],
-    "attention_norm": ["attention_norm"],
-    "ffn_norm": ["ffn_norm"],
-}
-GLM2: Names = {
+    # gLM2's
     "attention.wqkv": ["query", "key", "value"],
     "attention.wo": ["out"],
     "feed_forward.w1": ["gate"],
     "feed_forward.w3": ["up"],
     "feed_forward.w2": ["down"],
-    "attention_norm": ["attention_norm"],
-    "ffn_norm": ["ffn_norm"],
 }
+"""The part of a weight's name after the layer's number → the linear layers that it concatenates."""
 OF_LAYER = re.compile(r"(?:transformer_encoder|encoder\.layers)\.(\d+)\.(.+)\.weight")
 EMBEDDINGS = ("encoder.weight", "tok_embeddings.weight")
 ROTARY_BASE = 10_000.0
 
 
-def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `tensors` under the names of the modules here; unknown names are kept."""
     renamed = {}
     for name, tensor in tensors.items():
         match = OF_LAYER.fullmatch(name)
-        if match and match[2] in names:
-            parts = names[match[2]]
+        if match and match[2] in NAMES:
+            parts = NAMES[match[2]]
             for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
                 renamed[f"layers.{match[1]}.{part}.weight"] = rows
         else:
@@ -68,17 +70,17 @@ def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
 class SwigluEncoder(nn.Module):
     """The encoder with weights of torch's initialization, to be filled by `load_state_dict`.
 
-    `interleaved`: rotary positions rotate each pair of adjacent numbers of a head; else each number
-    with the number half a head further.
+    Rotary positions rotate each pair of adjacent numbers of a head in an AMPLIFY; in a gLM2, each
+    number with the number half a head further.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, interleaved: bool) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         width, heads = config["hidden_size"], config["num_attention_heads"]
         if width % heads or width // heads % 2:
             raise UserError(f"a width of {width} does not make {heads} heads of an even width")
         self.head_width: int = width // heads
-        self.interleaved = interleaved
+        self.interleaved: bool = config["model_type"] == "AMPLIFY"
         self.embedding = nn.Embedding(config["vocab_size"], width)
         inner, eps = config["intermediate_size"], config["norm_eps"]
         self.layers = nn.ModuleList(
@@ -167,3 +169,25 @@ class Layer(nn.Module):
 
 def _product(width: int, out: int) -> nn.Linear:
     return nn.Linear(width, out, bias=False)
+
+
+class Gated(nn.Module):
+    """The gated linear layer from the width to the inner width, under the published name."""
+
+    def __init__(self, width: int, inner: int, bias: bool) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, 2 * inner, bias=bias)
+
+    def forward(self, hidden_BTE: Tensor) -> Tensor:
+        gate_BTI, value_BTI = self.dense(hidden_BTE).chunk(2, dim=-1)
+        inner_BTI: Tensor = F.silu(gate_BTI) * value_BTI
+        return inner_BTI
+
+
+def with_gates(network: Any, bias: bool) -> Any:
+    """Return the EsmModel `network` with gated feed-forward layers, without weights."""
+    width, inner = network.config.hidden_size, network.config.intermediate_size
+    for layer in network.encoder.layer:
+        layer.intermediate = Gated(width, inner, bias)
+        layer.output.dense = nn.Linear(inner, width, bias=bias)
+    return network

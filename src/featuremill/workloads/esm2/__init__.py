@@ -157,10 +157,10 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
     """Return the columns of values; `options` are resolved."""
-    from featuremill.workloads.esm2 import columns
+    from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
-    return columns.schema(options, int(weights.metadata["embed_dim"]))
+    return layer_columns(options, int(weights.metadata["embed_dim"]))
 
 
 def weights_ahead(options: Options) -> Weights:
@@ -195,11 +195,10 @@ def num_vectors(payload: bytes, options: Options) -> int:
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return the methods for attention, products and the rest on `device`, and the dtype."""
-    from featuremill.workloads.esm2 import layout, probe
+    from featuremill.workloads.esm2 import probe
     from featuremill.workloads.esm2.architecture import ESM2
 
-    chosen = probe.ways(device, weights, ESM2, layout.of_ours, load)
-    return dict(zip(WAYS, chosen, strict=True))
+    return dict(zip(WAYS, probe.ways(device, weights, ESM2, load), strict=True))
 
 
 def start_ahead(devices: Sequence[Device]) -> None:
@@ -242,6 +241,7 @@ def with_options(model: Model, options: Options) -> Model | None:
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     """Tokenize and pack proteins, on the host."""
+    from featuremill.workload import spread
     from featuremill.workloads.esm2 import packing, pooling
 
     parts = [parts_of(payload) for payload in payloads]
@@ -259,10 +259,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         protein_of = {index: n for n, some in enumerate(together) for index in some}
         spans = [(protein_of[index], *each.tokens) for index, each in enumerate(parts)]
         indices = indices.of_regions(spans)
-    if device.type == "cpu":
-        return Batch(pack, indices)
-    # A copy from pinned memory does not block the host.
-    return Batch(pack.each(lambda t: t.pin_memory()), indices.each(lambda t: t.pin_memory()))
+    return spread.pinned(Batch(pack, indices), device)
 
 
 def run(model: Model, batch: Batch) -> Result:
@@ -279,20 +276,21 @@ def run(model: Model, batch: Batch) -> Result:
 
 def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
     """Yield the values of a batch on their devices, in schema order, layer by layer."""
+    from featuremill.workload import spread
     from featuremill.workloads.esm2.pooling import tensors_of_layer
 
     encoder = model.encoder
     # Places are copied from the host to each device, as copies between GPUs need a tested method.
-    places_on = functools.cache(batch.places.to)
-    pack = batch.pack.to(encoder.device)
-    for _, hidden_TD in encoder.representations(pack, model.options.layers):
+    places_on = functools.cache(functools.partial(spread.on_device, batch.places))
+    for _, hidden_TD in encoder.representations(batch.pack, model.options.layers):
         places = places_on(hidden_TD.device)
         yield from tensors_of_layer(hidden_TD, places, model.options, encoder.mean_rows)
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
     """Return the features of a batch, one row for each protein."""
-    from featuremill.workloads.esm2 import columns
+    from featuremill.workload.arrays import layer_batch, layer_columns
 
     values = [tensor.numpy() for tensor in result.transfer.wait()]
-    return columns.batch(values, result.lengths, model.options, model.encoder.width)
+    columns = layer_columns(model.options, model.encoder.width)
+    return layer_batch(values, result.lengths, columns)

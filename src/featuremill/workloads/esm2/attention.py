@@ -87,11 +87,13 @@ def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:
     FlashAttention-2."""
     if device.type != "cuda" or head_dim > TRITON_HEAD_MAX or not kernels.has_triton():
         return [], False
+    import triton
+
     from featuremill.workloads.esm2.kernels import triton_attention as ours
 
     known = ours.FASTER.get((_capability(device), ours.columns(head_dim)))
     attend = partial(ours.attend, tiling=known or ours.CAUTIOUS)
-    name = f"varlen {kernels.triton_name()}, rotary inside"
+    name = f"varlen triton {triton.__version__}, rotary inside"
     return [Backend(name, attend, attend)], known is not None
 
 

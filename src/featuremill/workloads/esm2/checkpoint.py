@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2 import kin, layout
+from featuremill.workloads.esm2 import folder, layout
 from featuremill.workloads.esm2.architecture import (
     ESM2,
     ESM_1B,
@@ -29,8 +28,7 @@ from featuremill.workloads.esm2.conversion import (
     refuse_other_sizes,
     width_of,
 )
-from featuremill.workloads.esm2.folder import ESM2 as KIND_OF_ESM2
-from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind, facts_of, unlike
+from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind, unlike
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 
 __all__ = ["read"]
@@ -39,19 +37,21 @@ ARCH_OF_ESM_1 = "roberta_large"
 """The name of ESM-1b and ESM-1v in fair-esm's settings; ESM-1 and MSA Transformer differ."""
 ESM_1_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")
 """Keys of ESM-1b and ESM-1v that an ESM-2 lacks; the other tensors are the same."""
+HEAD = "lm_head."
+"""Prefix of the keys of the language-model head."""
 IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
 """Keys in Hugging Face's checkpoints of ESM-2 that are not used."""
 COMMON_PARTS = {"lm_head", "contact_head", "pooler"}
 """Parts of every published ESM-2 besides the encoder, which are not used here."""
 
 
-def read(path: Path, has_head: bool = False, kind: Kind = KIND_OF_ESM2) -> Checkpoint:
+def read(path: Path, has_head: bool = False, kind: Kind = folder.ESM2) -> Checkpoint:
     """Return the checkpoint of such a network in `path`, with or without its language-model head.
 
     Raises:
         UserError: if it is not one; the message has the reason.
     """
-    opened = open_checkpoint(path, kind, functools.partial(facts_of, kind=kind))
+    opened = open_checkpoint(path, kind)
     is_hugging_face = any(key.endswith(layout.HUGGING_FACE.embedding) for key in opened.tensors)
     names = layout.HUGGING_FACE if is_hugging_face else layout.FAIR_ESM
     prefix = re.compile("|".join(map(re.escape, names.prefixes)))
@@ -78,7 +78,7 @@ def _recognise(opened: Opened, names: layout.Names, has_head: bool, kind: Kind) 
     tensors, facts = opened.tensors, opened.facts
     architecture = _architecture(opened, names, kind)
     if opened.is_elder:  # as fair-esm does when it loads one, to the head's tied matrix as well
-        for key in tensors.keys() & {names.embedding, names.decoder}:
+        for key in tensors.keys() & {names.embedding, *layout.DECODERS}:
             tensors[key] = tensors[key].clone()
             tensors[key][architecture.mask] = 0
     width = width_of(tensors, names.embedding)
@@ -95,40 +95,36 @@ def _recognise(opened: Opened, names: layout.Names, has_head: bool, kind: Kind) 
         inv_freq = torch.zeros(width // num_heads // 2)  # nothing is rotated
     else:
         inv_freq, num_heads = _rotary(tensors, facts, count, width)
-    if has_head and not any(key.startswith(layout.HEAD) for key in tensors):
+    if has_head and not any(key.startswith(HEAD) for key in tensors):
         raise ValueError(
-            f"it has no language-model head (no tensor {layout.HEAD}…), as an EsmForMaskedLM has"
+            f"it has no language-model head (no tensor {HEAD}…), as an EsmForMaskedLM has"
         )
+    sizes = Sizes(architecture, count, num_heads, width, 4 * width)
+    decoder = next((key for key in layout.DECODERS if key in tensors), names.embedding)
     entries = [
         layout.Entry(layout.FREQUENCIES, (), tuple(inv_freq.shape)),
-        *layout.entries(names, count, width, architecture.num_rows),
-        *layout.first_entries(names, architecture, width),
+        *(
+            entry._replace(keys=(decoder,)) if entry.name == layout.DECODER else entry
+            for entry in layout.entries(names, sizes, has_head)
+        ),
     ]
-    if has_head:
-        entries += layout.head_entries(names, tensors, width, architecture.num_rows)
-    checkpoint = Checkpoint(
-        tensors,
-        {layout.FREQUENCIES: inv_freq},
-        entries,
-        Sizes(architecture, count, num_heads, width, 4 * width),
-        str(facts.get("license", "")),
-    )
-    of_encoder = (names.layer, names.embedding.partition(".")[0])
+    added, license = {layout.FREQUENCIES: inv_freq}, str(facts.get("license", ""))
+    checkpoint = Checkpoint(tensors, added, entries, sizes, license)
     idle = IDLE_KEYS[:1] if architecture.num_positions else IDLE_KEYS
-    check_tensors(checkpoint, of_encoder, idle, COMMON_PARTS)
+    check_tensors(checkpoint, names.of_encoder, idle, COMMON_PARTS)
     return checkpoint._replace(is_half=checkpoint.fits_half())
 
 
 def _architecture(opened: Opened, names: layout.Names, kind: Kind) -> Architecture:
     """Return the architecture of the checkpoint; raise ValueError if it is not of this kind."""
     facts, tensors = opened.facts, opened.tensors
-    if kind is kin.ESM_1:
+    if kind is folder.ESM_1:
         if opened.is_elder and facts.get("arch") != ARCH_OF_ESM_1:
             raise ValueError(f"its arch is {facts.get('arch')!r}, and not {ARCH_OF_ESM_1!r}")
         settings = {"token_dropout": False, **facts} if opened.is_elder else facts
         if reason := unlike(settings, kind):
             raise ValueError(reason)
-        has_norm = any(key.startswith(f"{names.first_norm}.") for key in tensors)
+        has_norm = any(key.startswith(names.parts["first_norm"]) for key in tensors)
         if not opened.is_elder and facts.get("emb_layer_norm_before", has_norm) != has_norm:
             raise ValueError("its tensors and its settings differ in emb_layer_norm_before")
         return ESM_1B if has_norm else ESM_1V
@@ -136,7 +132,7 @@ def _architecture(opened: Opened, names: layout.Names, kind: Kind) -> Architectu
         raise ValueError("it is of an older network (ESM-1, ESM-1b, ESM-1v or MSA Transformer)")
     if reason := unlike(facts, kind):
         raise ValueError(reason)
-    return SAPROT if kind is kin.SAPROT else ESM2
+    return SAPROT if kind is folder.SAPROT else ESM2
 
 
 def _rotary(

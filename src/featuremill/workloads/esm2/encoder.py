@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featuremill.workload import loading
-from featuremill.workload.spread import DIRECT, dealt
+from featuremill.workload.spread import DIRECT, dealt, each_tensor, on_device
 from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.attention import Backend
@@ -189,9 +189,10 @@ class Encoder:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (layer, hidden_TD in fp32) for each wanted layer, in order.
 
-        `pack` is on the first device, a hidden state on the device of its layer; it is overwritten
-        when the next one is requested. Rows from `pack.bounds[-1]` on are undefined.
+        A hidden state is on the device of its layer; it is overwritten when the next one is
+        requested. Rows from `pack.bounds[-1]` on are undefined.
         """
+        pack = on_device(pack, self.device)
         residual_TD = F.embedding(pack.tokens_T, self.embedding)
         if pack.unmasked_T1 is not None and self.architecture.has_token_dropout:
             residual_TD /= pack.unmasked_T1
@@ -205,7 +206,7 @@ class Encoder:
         for stage in self.stages:
             if number >= max(wanted):
                 break
-            pack = pack.each(stage.bring)
+            pack = each_tensor(pack, stage.bring)
             residual_TD = stage.bring(residual_TD)
             blocks = stage.blocks(residual_TD)
             layers = stage.layers[: max(wanted) - number]

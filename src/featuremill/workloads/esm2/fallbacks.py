@@ -35,9 +35,8 @@ from featuremill.workload.spread import Copies
 from featuremill.workloads.esm2 import attention, kernels, matmul, packing
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.kernels import Kernels, reference
-from featuremill.workloads.esm2.matmul import Product
+from featuremill.workloads.esm2.matmul import Product, Stream
 from featuremill.workloads.esm2.packing import Packed
-from featuremill.workloads.esm2.residual import Stream
 from featuremill.workloads.esm2.stages import Layer, Stage
 
 __all__ = ["Fallbacks"]
@@ -114,7 +113,7 @@ class Fallbacks:
             WorkloadError: if it was the last one.
         """
         kind = WAYS_OF[fault.operation]
-        names = [*map(_way, getattr(self, kind))]
+        names = [way.name for way in getattr(self, kind)]
         device = _name(self._device)
         if len(names) < 2:
             raise WorkloadError(
@@ -127,7 +126,7 @@ class Fallbacks:
             self.products = _others(self.products, fault.operation)
         else:
             getattr(self, kind).pop(0)
-        failed, instead = names[0], _way(getattr(self, kind)[0])
+        failed, instead = names[0], getattr(self, kind)[0].name
         hints = HINTS_ON_CPU if self._device.type == "cpu" else HINTS
         log.warning(
             "%s: %s of %s fails its check (%s), so %s computes it instead: %s.",
@@ -138,10 +137,6 @@ class Fallbacks:
             instead,
             hints[kind],
         )
-
-
-def _way(way: Backend | Kernels | Copies | type[Product]) -> str:
-    return way.NAME if isinstance(way, type) else way.name
 
 
 def _others(forms: list[type[Product]], operation: str) -> list[type[Product]]:
@@ -173,7 +168,7 @@ def _left_out() -> list[str]:
 
 def _kept(ways: list[W], words: Collection[str]) -> list[W]:
     """Return the methods that `words` do not exclude; the last method is always kept."""
-    kept = [way for way in ways if not any(WORDS[word] in _way(way) for word in words)]
+    kept = [way for way in ways if not any(WORDS[word] in way.name for word in words)]
     return kept or ways[-1:]
 
 
@@ -263,7 +258,7 @@ class _Trial:
         stage, kind = self._stage, WAYS_OF[operation]
         names = {
             "attention": stage.backend.name,
-            "products": stage.form.NAME,
+            "products": stage.form.name,
             "kernels": stage.kernels.name,
         }
         self.operation, self.named = operation, _named(operation, names[kind])
@@ -277,7 +272,7 @@ class _Trial:
         rotary: Callable[[int, torch.device], Tensor],
     ) -> None:
         """Compute `layer`, the last of its stage."""
-        stage, pack = self._stage, _pack().to(self._stage.device)
+        stage, pack = self._stage, spread.on_device(_pack(), self._stage.device)
         residual_TD = F.embedding(pack.tokens_T.to(embedding_VD.device), embedding_VD).to("cpu")
         residual_TD += torch.arange(residual_TD.numel()).sin().view_as(residual_TD)
         residual_TD = residual_TD.to(stage.device)

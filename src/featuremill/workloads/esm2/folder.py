@@ -1,4 +1,5 @@
-"""Read the settings and tokens of a Hugging Face folder, and refuse other networks.
+"""The kinds of networks that the engine computes. Read the settings and tokens of a Hugging Face
+folder, and refuse other networks.
 
 Reads no weights and imports no torch, so that a run is refused before its first job.
 """
@@ -7,13 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of
 
-__all__ = ["ALPHABET", "ROTARY_BASE", "Kind", "facts_of"]
+__all__ = [
+    "ALPHABET",
+    "ESM_1",
+    "ESM_C",
+    "RESIDUES",
+    "ROTARY_BASE",
+    "SAPROT",
+    "SAPROT_TOKENS",
+    "STRUCTURES",
+    "Kind",
+    "facts_of",
+]
 ROTARY_BASE = 10000.0
 ALPHABET = (
     *("<cls>", "<pad>", "<eos>", "<unk>"),
@@ -21,6 +34,16 @@ ALPHABET = (
     *("<null_1>", "<mask>"),
 )
 """ESM-2's tokens in the order of their ids."""
+ALPHABET_OF_ESM_C = (*ALPHABET[:31], "|", *ALPHABET[32:])
+"""ESM C's tokens: those of ESM-2, with a separator of chains."""
+RESIDUES = "ACDEFGHIKLMNPQRSTVWY#"
+"""The first letter of SaProt's tokens, in the order of their ids; `#` is no known residue."""
+STRUCTURES = "pynwrqhgdlvtmfsaeikc#"
+"""The second letter; `#` is no known structure."""
+SAPROT_TOKENS = (
+    *("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"),
+    *map("".join, product(RESIDUES, STRUCTURES)),
+)
 
 
 class Kind(NamedTuple):
@@ -58,6 +81,40 @@ ESM2 = Kind(
     "the workload esmc takes ESM C, and encoder takes BERT, T5, ModernBERT, ESM-1b and the "
     "Nucleotide Transformer (docs/encoders.md)",
     "the .pt of fair-esm, or a .safetensors, pytorch_model.bin or a folder of an EsmModel",
+)
+ESM_1 = ESM2._replace(
+    title="ESM-1b or ESM-1v",
+    required={
+        "position_embedding_type": "absolute",
+        "token_dropout": True,
+        "layer_norm_eps": 1e-5,
+        "is_decoder": False,
+    },
+    others="see docs/scores.md for the networks that scores takes",
+    give="the .pt of fair-esm, or the folder of an EsmForMaskedLM",
+)
+SAPROT = ESM2._replace(
+    title="SaProt",
+    alphabet=SAPROT_TOKENS,
+    most_tokens=len(SAPROT_TOKENS),
+    others=ESM_1.others,
+    give="the folder of an EsmForMaskedLM",
+)
+ESM_C = Kind(
+    "ESM C",
+    "esmc",
+    {
+        "vocab_size": 64,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+    },
+    {},
+    ALPHABET_OF_ESM_C,
+    64,
+    "the workload esm2 takes ESM-2, and encoder takes BERT, T5 and others (docs/encoders.md)",
+    "the folder of an EsmcModel, a .safetensors, or the .pth of the package esm",
 )
 
 

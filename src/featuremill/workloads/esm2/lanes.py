@@ -1,4 +1,4 @@
-"""Threads of a CPU as lanes, each of which computes whole pieces.
+"""This CPU: its vector instructions, and its threads as lanes, each of which computes whole pieces.
 
 A single thread computes a piece, so the number of threads does not change its bits, and threads do
 not wait for each other within a piece.
@@ -14,7 +14,22 @@ from typing import TypeVar
 
 import torch
 
+from featuremill.kit.environment import Variable
+
 __all__ = ["each", "number"]
+MOST_ISA = Variable("ONEDNN_MAX_CPU_ISA")
+ISAS_ALLOWED = {
+    "AVX512_CORE_BF16": ("avx512_bf16", "avx512", "avx2"),
+    "AVX512_CORE_FP16": ("avx512_bf16", "avx512", "avx2"),
+    "AVX512_CORE": ("avx512", "avx2"),
+    "AVX512_CORE_VNNI": ("avx512", "avx2"),
+    "AVX2": ("avx2",),
+    "AVX2_VNNI": ("avx2",),
+    "AVX2_VNNI_2": ("avx2",),
+    "AVX": (),
+    "SSE41": (),
+}
+"""The allowed instructions, by value of ONEDNN_MAX_CPU_ISA."""
 Piece = TypeVar("Piece")
 
 
@@ -68,3 +83,24 @@ def _pool(num_lanes: int) -> ThreadPoolExecutor:
     all_there.wait()
     torch.set_num_threads(num_lanes)  # for later threads; each lane keeps its own number
     return pool
+
+
+def instructions(dtype: torch.dtype) -> str:
+    """Return the instructions of this CPU that multiply numbers of `dtype`: "amx", "avx512_bf16",
+    "avx512", "avx2", or "sse" if it has none of these. The variable ONEDNN_MAX_CPU_ISA can exclude
+    later ones, for oneDNN and for featuremill."""
+    is_bf16 = dtype == torch.bfloat16
+    known = {
+        "amx": is_bf16 and is_amx_granted(),
+        "avx512_bf16": is_bf16 and torch.cpu._is_avx512_bf16_supported(),
+        "avx512": torch.cpu._is_avx512_supported(),
+        "avx2": torch.cpu._is_avx2_supported(),
+    }
+    allowed = ISAS_ALLOWED.get((MOST_ISA.text() or "").upper(), known)
+    return next((isa for isa, has in known.items() if has and isa in allowed), "sse")
+
+
+@functools.cache
+def is_amx_granted() -> bool:
+    """Return whether this process may use AMX, which it has to request from the kernel."""
+    return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())

@@ -1,78 +1,101 @@
-"""Names of ESM-2's tensors in fair-esm, in Hugging Face, and in our files of weights.
+"""The tensors of our files of weights, and their names in fair-esm and in Hugging Face.
 
 Our file has, per layer, `layers.<i>.` attention_norm, qkv (query, key and value as one matrix),
 out, feed_forward_norm, up and down, each with .weight and .bias; and once embed_tokens.weight,
 rotary.inv_freq, and final_norm.weight and .bias. ESM-1b and ESM-1v have embed_positions.weight,
-ESM-1b first_norm.weight and .bias. With the language-model head, it also has head.dense, head.norm
-and head.decoder, each with .weight and .bias.
+ESM-1b first_norm.weight and .bias. ESM C has, per layer, query_key_norm.weight, that of the query
+above that of the key, and `up` has the gate above the rest. With the language-model head, a file
+also has head.dense, head.norm and head.decoder, each with .weight and .bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from featuremill.workloads.esm2.architecture import Architecture, Sizes
+from featuremill.workloads.esm2.architecture import Sizes
 
-__all__ = ["EMBEDDING", "FREQUENCIES", "Entry"]
+__all__ = ["FREQUENCIES", "Entry", "Names", "entries"]
 EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary.inv_freq"
 POSITIONS = "embed_positions.weight"
 FIRST_NORM = "first_norm"
-HEAD = "lm_head."
-"""Prefix of the keys of the language-model head, in every source."""
+DECODER = "head.decoder.weight"
+WITHOUT_BIAS = ("embed_tokens", "embed_positions", "query_key_norm")
+"""The parts of our file without a bias."""
 
 
 class Names(NamedTuple):
     """The key names of one source."""
 
-    prefixes: tuple[str, ...]
-    """Prefixes of all keys of a whole model; the first that fits is removed."""
-    embedding: str
-    layer: str
-    final_norm: str
     parts: Mapping[str, tuple[str, ...]]
-    """Our name of a part of a layer → the names in the source; several are stacked."""
-    decoder: str
-    """The name of the head's last matrix, which may be missing, as it is tied to the embedding."""
-    positions: str
-    first_norm: str
+    """Our name of a part → its prefixes in the source, before "weight" and "bias"; several are
+    stacked. Parts of a layer are without the prefix of the layer."""
+    layer: str
+    """The prefix of a layer's keys, before its number."""
+    of_encoder: tuple[str, ...]
+    """Prefixes of the keys of the encoder."""
+    prefixes: tuple[str, ...] = ()
+    """Prefixes of all keys of a whole model; the first that fits is removed."""
+    without_bias: tuple[str, ...] = ()
+    """Our names of the parts that have no bias in the source."""
+
+    def keys(self, part: str, kind: str, prefix: str = "") -> tuple[str, ...]:
+        """Return the keys of the weight or bias of our `part`; () if the source lacks it."""
+        if kind == "bias" and part in self.without_bias:
+            return ()
+        return tuple(f"{prefix}{each}{kind}" for each in self.parts.get(part, ()))
+
+    @property
+    def embedding(self) -> str:
+        """The key of the embedding."""
+        return self.keys("embed_tokens", "weight")[0]
 
 
+HEAD = {
+    "head.dense": ("lm_head.dense.",),
+    "head.norm": ("lm_head.layer_norm.",),
+    "head.decoder": ("lm_head.",),
+}
 FAIR_ESM = Names(
-    ("encoder.sentence_encoder.", "encoder."),
-    "embed_tokens.weight",
-    "layers.",
-    "emb_layer_norm_after",
     {
-        "attention_norm": ("self_attn_layer_norm",),
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "out": ("self_attn.out_proj",),
-        "feed_forward_norm": ("final_layer_norm",),
-        "up": ("fc1",),
-        "down": ("fc2",),
+        "embed_tokens": ("embed_tokens.",),
+        "embed_positions": ("embed_positions.",),
+        "first_norm": ("emb_layer_norm_before.",),
+        "attention_norm": ("self_attn_layer_norm.",),
+        "qkv": ("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj."),
+        "out": ("self_attn.out_proj.",),
+        "feed_forward_norm": ("final_layer_norm.",),
+        "up": ("fc1.",),
+        "down": ("fc2.",),
+        "final_norm": ("emb_layer_norm_after.",),
+        **HEAD,
     },
-    "lm_head.weight",
-    "embed_positions.weight",
-    "emb_layer_norm_before",
+    "layers.",
+    ("layers.", "embed_tokens"),
+    ("encoder.sentence_encoder.", "encoder."),
 )
 HUGGING_FACE = Names(
-    ("esm.",),
-    "embeddings.word_embeddings.weight",
-    "encoder.layer.",
-    "encoder.emb_layer_norm_after",
     {
-        "attention_norm": ("attention.LayerNorm",),
-        "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
-        "out": ("attention.output.dense",),
-        "feed_forward_norm": ("LayerNorm",),
-        "up": ("intermediate.dense",),
-        "down": ("output.dense",),
+        "embed_tokens": ("embeddings.word_embeddings.",),
+        "embed_positions": ("embeddings.position_embeddings.",),
+        "first_norm": ("embeddings.layer_norm.",),
+        "attention_norm": ("attention.LayerNorm.",),
+        "qkv": ("attention.self.query.", "attention.self.key.", "attention.self.value."),
+        "out": ("attention.output.dense.",),
+        "feed_forward_norm": ("LayerNorm.",),
+        "up": ("intermediate.dense.",),
+        "down": ("output.dense.",),
+        "final_norm": ("encoder.emb_layer_norm_after.",),
+        **HEAD,
     },
-    "lm_head.decoder.weight",
-    "embeddings.position_embeddings.weight",
-    "embeddings.layer_norm",
+    "encoder.layer.",
+    ("encoder.layer.", "embeddings"),
+    ("esm.",),
 )
+DECODERS = ("lm_head.weight", "lm_head.decoder.weight")
+"""The keys of the head's last matrix in fair-esm and in Hugging Face. A checkpoint may lack it, as
+it is tied to the embedding."""
 
 
 class Entry(NamedTuple):
@@ -80,56 +103,39 @@ class Entry(NamedTuple):
 
     name: str
     keys: tuple[str, ...]
-    """The names of the tensors of the source that are stacked."""
+    """The names of the tensors of the source that are stacked; () if it has none."""
     shape: tuple[int, ...]
     keeps_type: bool = False
     """Whether it keeps its dtype if the others are stored in fp16."""
 
 
-def of_ours(sizes: Sizes) -> Iterator[Entry]:
-    """Yield the tensors of our file besides the rotary frequencies."""
-    return entries(FAIR_ESM, sizes.num_layers, sizes.width, sizes.architecture.num_rows)
-
-
-def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Iterator[Entry]:
+def entries(names: Names, sizes: Sizes, has_head: bool = False) -> Iterator[Entry]:
     """Yield the tensors of our file besides the rotary frequencies, with their required shapes."""
-    yield Entry(EMBEDDING, (names.embedding,), (num_tokens, width))
-    for kind in ("weight", "bias"):
-        yield Entry(f"final_norm.{kind}", (f"{names.final_norm}.{kind}",), (width,))
-    matrices = {
-        "qkv": (3 * width, width),
-        "out": (width, width),
-        "up": (4 * width, width),
-        "down": (width, 4 * width),
-    }
-    for layer in range(num_layers):
-        for part, theirs in names.parts.items():
-            shape = matrices.get(part, (width,))
-            for kind in ("weight", "bias"):
-                yield Entry(
-                    f"layers.{layer}.{part}.{kind}",
-                    tuple(f"{names.layer}{layer}.{key}.{kind}" for key in theirs),
-                    shape if kind == "weight" else shape[:1],
-                )
+    architecture, width, hidden = sizes.architecture, sizes.width, sizes.feed_forward
+    num_rows, num_halves = architecture.num_rows, 2 if architecture.is_gated else 1
 
+    def both(part: str, shape: tuple[int, ...], layer: int | None = None) -> Iterator[Entry]:
+        ours, theirs = ("", "") if layer is None else (f"layers.{layer}.", f"{names.layer}{layer}.")
+        for kind in ("weight",) if part in WITHOUT_BIAS else ("weight", "bias"):
+            kept = shape if kind == "weight" else shape[:1]
+            yield Entry(f"{ours}{part}.{kind}", names.keys(part, kind, theirs), kept)
 
-def first_entries(names: Names, architecture: Architecture, width: int) -> Iterator[Entry]:
-    """Yield the tensors of ESM-1b and ESM-1v before the layers, which ESM-2 lacks."""
-    if rows := architecture.num_positions:
-        yield Entry(POSITIONS, (names.positions,), (rows, width))
+    yield from both("embed_tokens", (num_rows, width))
+    yield from both("final_norm", (width,))
+    for layer in range(sizes.num_layers):
+        yield from both("attention_norm", (width,), layer)
+        yield from both("qkv", (3 * width, width), layer)
+        if architecture.norms_query_and_key:
+            yield from both("query_key_norm", (2 * width,), layer)
+        yield from both("out", (width, width), layer)
+        yield from both("feed_forward_norm", (width,), layer)
+        yield from both("up", (num_halves * hidden, width), layer)
+        yield from both("down", (width, hidden), layer)
+    if architecture.num_positions:
+        yield from both("embed_positions", (architecture.num_positions, width))
     if architecture.norms_embedding:
-        for kind in ("weight", "bias"):
-            yield Entry(f"{FIRST_NORM}.{kind}", (f"{names.first_norm}.{kind}",), (width,))
-
-
-def head_entries(
-    names: Names, tensors: Collection[str], width: int, num_tokens: int
-) -> Iterator[Entry]:
-    """Yield the tensors of the language-model head, for a source with these `tensors`."""
-    decoder = names.decoder if names.decoder in tensors else names.embedding
-    yield Entry("head.dense.weight", (f"{HEAD}dense.weight",), (width, width))
-    yield Entry("head.dense.bias", (f"{HEAD}dense.bias",), (width,))
-    for kind in ("weight", "bias"):
-        yield Entry(f"head.norm.{kind}", (f"{HEAD}layer_norm.{kind}",), (width,))
-    yield Entry("head.decoder.weight", (decoder,), (num_tokens, width))
-    yield Entry("head.decoder.bias", (f"{HEAD}bias",), (num_tokens,))
+        yield from both("first_norm", (width,))
+    if has_head:
+        yield from both("head.dense", (width, width))
+        yield from both("head.norm", (width,))
+        yield from both("head.decoder", (num_rows, width))

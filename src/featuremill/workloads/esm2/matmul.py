@@ -1,29 +1,91 @@
-"""The linear layers of the encoder, with a class for each method to compute them.
+"""The linear layers of the encoder, with a class for each method to compute them, and the residual
+stream (fp32), to which the output of some is added without a separate pass over it.
 
 A product is rows of inputs times weights plus bias, for all rows at once; `gelu` also applies GELU.
 
-Shape legend: T tokens, I inputs, O outputs.
+Shape legend: T tokens, D width, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
 import platform
-from typing import ClassVar, Protocol
+from collections.abc import Iterable
+from typing import ClassVar, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featuremill.workloads.esm2.instructions import instructions
-from featuremill.workloads.esm2.residual import AddedByNorm, AddedByProduct, Stream
+from featuremill.workloads.esm2.kernels import Kernels
+from featuremill.workloads.esm2.lanes import instructions
+
+
+class Stream:
+    """The residual stream on one device, from one of its layers on. A product, with bias and
+    rounded to its dtype, is added by the next LayerNorm."""
+
+    def __init__(self, residual_TD: Tensor, running_D: Iterable[Tensor | None], /) -> None:
+        """Start with `residual_TD`, which is overwritten.
+
+        `running_D` has the cumulative sums of biases of products that are added on this device: at
+        the start of the stream (None: none), then after each product.
+        """
+        self._residual_TD = residual_TD
+        self._later_D = iter(running_D)
+        self._missing: Tensor | None = None
+        """The numbers of the stream that `_residual_TD` lacks."""
+
+    def add(self, product: Product, rows_TI: Tensor) -> None:
+        """Add a product of `rows_TI`."""
+        self._missing = product(rows_TI)
+
+    def norm(
+        self, kernels: Kernels, weight_D: Tensor, bias_D: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """Return the LayerNorm of the stream as `dtype`."""
+        delta_TD, self._missing = self._missing, None
+        return kernels.add_norm(self._residual_TD, delta_TD, weight_D, bias_D, dtype)
+
+    def whole(self) -> Tensor:
+        """Return the stream with all products added; later steps may overwrite it."""
+        if self._missing is not None:
+            self._residual_TD += self._missing
+            self._missing = None
+        return self._residual_TD
+
+    def copy(self) -> Tensor:
+        """Return a copy of the stream with all products added."""
+        if self._missing is None:
+            return self._residual_TD.clone()
+        return self._residual_TD + self._missing.float()
+
+
+class AddedByProduct(Stream):
+    """A product, without bias, is added in fp32 by its kernel; LayerNorms add the biases so far."""
+
+    def __init__(self, residual_TD: Tensor, running_D: Iterable[Tensor | None], /) -> None:
+        super().__init__(residual_TD, running_D)
+        self._missing = next(self._later_D)
+
+    def add(self, product: Product, rows_TI: Tensor) -> None:
+        cast("Adding", product).add_(self._residual_TD, rows_TI)
+        self._missing = next(self._later_D)
+
+    def norm(
+        self, kernels: Kernels, weight_D: Tensor, bias_D: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        return kernels.norm(self._residual_TD, self._missing, weight_D, bias_D, dtype)
+
+    def whole(self) -> Tensor:
+        return self._residual_TD if self._missing is None else self.copy()
 
 
 class Product(Protocol):
     """A linear layer with its weights."""
 
-    NAME: ClassVar[str]
+    name: ClassVar[str]
     """The method, for the receipt."""
-    STREAM: ClassVar[type[Stream]]
+    STREAM: ClassVar[type[Stream]] = Stream
     """The method to add it to the residual stream."""
     bias_O: Tensor
 
@@ -36,11 +98,10 @@ class Product(Protocol):
         """Return GELU of outputs_TO."""
 
 
-class Plain:
+class Plain(Product):
     """torch's own product: cuBLAS on CUDA, with GELU in its epilogue where available."""
 
-    NAME: ClassVar[str] = "torch"
-    STREAM: ClassVar[type[Stream]] = AddedByNorm
+    name = "torch"
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
         self.weight_OI, self.bias_O = weight_OI, bias_O
@@ -65,8 +126,8 @@ class Adding(Plain):
     pass cannot add.
     """
 
-    NAME: ClassVar[str] = "torch, added to the residual stream"
-    STREAM: ClassVar[type[Stream]] = AddedByProduct
+    name = "torch, added to the residual stream"
+    STREAM = AddedByProduct
 
     def add_(self, residual_TO: Tensor, rows_TI: Tensor) -> None:
         """Add the product of rows of 16 bits, without its bias, to `residual_TO` (fp32) in place.
@@ -81,7 +142,7 @@ class Adding(Plain):
 class Apart(Plain):
     """torch's own product, with GELU in a separate pass."""
 
-    NAME: ClassVar[str] = "torch, gelu apart"
+    name = "torch, gelu apart"
 
     def gelu(self, rows_TI: Tensor) -> Tensor:
         return F.gelu(self(rows_TI))
@@ -90,11 +151,11 @@ class Apart(Plain):
 class AddingApart(Adding):
     """The product of `Adding`, with GELU in a separate pass."""
 
-    NAME: ClassVar[str] = f"{Adding.NAME}, gelu apart"
+    name = f"{Adding.name}, gelu apart"
     gelu = Apart.gelu
 
 
-class OneDnn:
+class OneDnn(Product):
     """oneDNN's product on a CPU, with weights in oneDNN's layout.
 
     GELU, in the erf form, is applied before the result is rounded to the dtype.
@@ -103,8 +164,7 @@ class OneDnn:
     (tests/test_encoder.py).
     """
 
-    NAME: ClassVar[str] = "onednn"
-    STREAM: ClassVar[type[Stream]] = AddedByNorm
+    name = "onednn"
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
@@ -130,7 +190,7 @@ class OneDnnAmx(OneDnn):
     padded with zeros, and a single thread computes it (`lanes.py`).
     """
 
-    NAME: ClassVar[str] = "onednn-amx"
+    name = "onednn-amx"
     ROWS = 512
     """Rows of a block; fewer are slower, and with more, a batch occupies fewer threads."""
 
@@ -160,7 +220,7 @@ def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
 
 
 FORMS: dict[str, type[OneDnn]] = {
-    isa: type("OneDnn", (OneDnn,), {"NAME": f"onednn-{isa}"})
+    isa: type("OneDnn", (OneDnn,), {"name": f"onednn-{isa}"})
     for isa in ("avx512_bf16", "avx512", "avx2", "sse")
 } | {"amx": OneDnnAmx}
 """oneDNN's product for each set of instructions."""

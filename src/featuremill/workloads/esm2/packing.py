@@ -5,7 +5,7 @@ Shape legend: T tokens of all sequences, with padding rows at the end; N pieces 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,22 +50,6 @@ class Packed(NamedTuple):
     longest: int
     unmasked_T1: Tensor | None
     """The share of tokens other than `<mask>` in each token's sequence; None if it is 1."""
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Packed:
-        """Return the pack with `change` applied to every tensor."""
-        return self._replace(
-            tokens_T=change(self.tokens_T),
-            positions_T=change(self.positions_T),
-            cu_seqlens=change(self.cu_seqlens),
-            pieces_N3=change(self.pieces_N3),
-            unmasked_T1=None if self.unmasked_T1 is None else change(self.unmasked_T1),
-        )
-
-    def to(self, device: torch.device) -> Packed:
-        """Return the pack on `device`."""
-        if self.tokens_T.device == device:
-            return self
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def num_rows(num_tokens: int, batch_tokens: int, device: torch.device) -> int:

@@ -47,24 +47,6 @@ class Places(NamedTuple):
     chosen_C: Tensor | None = None
     """The residues of the regions, concatenated; None: all residues."""
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Places:
-        """Return the places with `change` applied to every tensor."""
-        return Places(
-            change(self.rows_R),
-            [(change(which), change(rows)) for which, rows in self.further],
-            None if self.shown_R1 is None else change(self.shown_R1),
-            Segments(*map(change, self.residues)),
-            change(self.bos_W),
-            Segments(*map(change, self.windows)),
-            None if self.chosen_C is None else change(self.chosen_C),
-        )
-
-    def to(self, device: torch.device) -> Places:
-        """Return the places on `device`."""
-        if self.rows_R.device == device:
-            return self
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
     def of_regions(self, spans: Sequence[tuple[int, int, int]]) -> Places:
         """Return the places of regions, each as (protein, start, end) of its residues."""
         firsts = self.residues.starts_N.tolist()

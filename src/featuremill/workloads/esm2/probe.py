@@ -7,17 +7,16 @@ replaced in the same way (`fallbacks.py`).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from featuremill.workload import Device, Weights, networks
 from featuremill.workloads.esm2.architecture import Architecture, Sizes, sizes_of
-from featuremill.workloads.esm2.encoder import Encoder
-from featuremill.workloads.esm2.layout import FREQUENCIES, Entry
+from featuremill.workloads.esm2.layout import FAIR_ESM, FREQUENCIES, entries
 from featuremill.workloads.esm2.options import Options
 
 __all__ = ["ways"]
@@ -26,25 +25,11 @@ NUM_LAYERS = 1
 USUAL_HEAD_WIDTH = 64
 
 
-class Loaded(Protocol):
-    """The result of a workload's `load`."""
-
-    @property
-    def encoder(self) -> Encoder: ...
-
-
-Load = Callable[[Options, Sequence[Device], Weights | None], Loaded]
-
-
 def ways(
-    device: Device,
-    weights: Weights | None,
-    architecture: Architecture,
-    entries: Callable[[Sizes], Iterable[Entry]],
-    load: Load,
+    device: Device, weights: Weights | None, architecture: Architecture, load: Callable[..., Any]
 ) -> tuple[str, str, str, str]:
     """Return the dtype and the methods of attention, products and the rest, for heads as wide as
-    those of `weights`; `entries` returns the tensors of a file of weights.
+    those of `weights`; `load` is that of the workload.
 
     Raises:
         WorkloadError: if no method computes an operation correctly.
@@ -56,17 +41,17 @@ def ways(
     width = NUM_HEADS * head_width
     sizes = Sizes(architecture, NUM_LAYERS, NUM_HEADS, width, 4 * width)
     with tempfile.TemporaryDirectory() as folder:
-        probe = _probe(Path(folder, "probe.safetensors"), sizes, entries(sizes))
+        probe = _probe(Path(folder, "probe.safetensors"), sizes)
         options = Options.model_validate({"dtype": networks.dtype_on(device, "auto")})
         (stage,) = load(options, [device], probe).encoder.stages
-    return options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name
+    return options.dtype, stage.backend.name, stage.form.name, stage.kernels.name
 
 
-def _probe(path: Path, sizes: Sizes, entries: Iterable[Entry]) -> Weights:
+def _probe(path: Path, sizes: Sizes) -> Weights:
     """Write random weights of these sizes, with a fixed seed."""
     rng = np.random.default_rng(0)
     tensors = {FREQUENCIES: 10_000 ** -(np.arange(0, sizes.head_dim, 2) / sizes.head_dim)}
-    for entry in entries:
+    for entry in entries(FAIR_ESM, sizes):
         numbers = rng.standard_normal(entry.shape)
         tensors[entry.name] = numbers / entry.shape[-1] ** 0.5 if numbers.ndim > 1 else numbers
     save_file({name: np.asarray(t, np.float32) for name, t in tensors.items()}, path)

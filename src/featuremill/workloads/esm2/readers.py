@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import NO_WEIGHTS, POINTER, checkpoint_files, wrapped
-from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
+from featuremill.workloads.esm2.folder import Kind, facts_of
 
 __all__ = ["open_checkpoint", "refusal"]
 FACTS = {
@@ -51,9 +50,7 @@ class Opened(NamedTuple):
     """Whether this is an ESM from before ESM-2, by its outermost keys."""
 
 
-def open_checkpoint(
-    path: Path, kind: Kind = ESM2, facts_of: Callable[[Path], dict[str, Any]] = facts_of
-) -> Opened:
+def open_checkpoint(path: Path, kind: Kind) -> Opened:
     """Return the content of `path`, memory-mapped if possible, and its folder's settings."""
     opened = _folder(path, kind) if path.is_dir() else _file(path, kind)
     if not opened.tensors or not all(
@@ -63,7 +60,7 @@ def open_checkpoint(
         raise refusal(path, "it holds no dictionary of tensors", kind)
     if problem := wrapped(list(opened.tensors)):
         raise refusal(path, problem, kind)
-    facts = facts_of(path) | opened.facts
+    facts = facts_of(path, kind) | opened.facts
     return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
 
 
@@ -80,7 +77,7 @@ def _file(path: Path, kind: Kind) -> Opened:
     return _safetensors(path, kind) if path.suffix == ".safetensors" else _pickle(path, kind)
 
 
-def refusal(path: Path, reason: str, kind: Kind = ESM2) -> UserError:
+def refusal(path: Path, reason: str, kind: Kind) -> UserError:
     """Return the error that `path` cannot be used for this `reason`."""
     return UserError(
         f"{path}: this is not a usable {kind.title} checkpoint: {reason}; give {kind.give}."

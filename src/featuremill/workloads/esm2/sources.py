@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,9 @@ from featuremill.workload.hugging_face import (
 from featuremill.workload.hugging_face import download as download_file
 from featuremill.workloads.esm2.catalogue import PUBLISHED as PUBLISHED
 from featuremill.workloads.esm2.catalogue import SUGGESTED as SUGGESTED
-from featuremill.workloads.esm2.folder import facts_of
+from featuremill.workloads.esm2.catalogue import where_else
+from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
 from featuremill.workloads.esm2.options import Options
-from featuremill.workloads.esm2.others import where_else
 
 if TYPE_CHECKING:
     from featuremill.workloads.esm2.conversion import Checkpoint as Opened
@@ -135,15 +135,15 @@ def nearest(model: str, names: Sequence[str]) -> str:
     return written[near[0]] if near else ""
 
 
-def refuse_missing(model: str) -> None:
+def refuse_missing(model: str, kind: Kind = ESM2) -> None:
     """Raise UserError if `model` is the path of a checkpoint that does not exist, or a folder of
-    another network."""
+    another kind of network."""
     if _known(model):
         return
     path = place_of(model)
     if path.is_dir():
         checkpoint_files(path)
-        facts_of(path)
+        facts_of(path, kind)
     elif not path.is_file():
         _refuse_missing(model, path)
 
@@ -194,8 +194,8 @@ def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted
     return write(source, read(source, has_head), path)
 
 
-def read(source: Checkpoint, has_head: bool = False) -> Opened:
-    """Open the checkpoint `source` for `write`."""
+def read(source: Checkpoint, has_head: bool = False, kind: Kind = ESM2) -> Opened:
+    """Open the checkpoint `source` of a network of this kind for `write`."""
     refuse_without_packages(Options)
     path = source.path
     if source.kind == "published" and not path.exists():
@@ -203,20 +203,23 @@ def read(source: Checkpoint, has_head: bool = False) -> Opened:
     from featuremill.workloads.esm2 import checkpoint
 
     _log.info("converting %s", path)
-    return checkpoint.read(path, has_head)
+    return checkpoint.read(path, has_head, kind)
 
 
-def write(source: Checkpoint, opened: Opened, path: Path) -> Converted:
-    """Write the weights `opened` from `source` to `path`."""
+def write(
+    source: Checkpoint, opened: Opened, path: Path, published: Collection[str] = PUBLISHED
+) -> Converted:
+    """Write the weights `opened` from `source` to `path`. Local weights are called after their
+    architecture, sizes and digest, unless their name is among the `published` ones."""
     from featuremill.workloads.esm2 import conversion
 
     sha256 = conversion.write(opened, path)
     metadata = opened.metadata()
     if source.kind == "published":
         metadata["license"] = PUBLISHED_LICENSE
-    name = source.name
-    if source.kind == "local" and name not in PUBLISHED:
-        name = f"esm2_t{opened.sizes.num_layers}_w{opened.sizes.width}-{sha256[:8]}"
+    name, sizes = source.name, opened.sizes
+    if source.kind == "local" and name not in published:
+        name = f"{sizes.architecture.name}_t{sizes.num_layers}_w{sizes.width}-{sha256[:8]}"
     return Converted(name, sha256, metadata)
 
 

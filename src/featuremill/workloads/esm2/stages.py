@@ -17,9 +17,8 @@ from featuremill.workload.spread import DIRECT, Copies
 from featuremill.workloads.esm2 import lanes, packing
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.kernels import Kernels
-from featuremill.workloads.esm2.matmul import OneDnnAmx, Product
+from featuremill.workloads.esm2.matmul import OneDnnAmx, Product, Stream
 from featuremill.workloads.esm2.packing import Packed
-from featuremill.workloads.esm2.residual import Stream
 
 BLOCK_BYTES = 2**25
 """Largest size of a tensor of a block on a CPU: glibc maps larger blocks afresh each time, and page
@@ -81,7 +80,7 @@ class Stage(NamedTuple):
         """The methods of this stage, for the receipt."""
         ways = {
             "attention": self.backend.name,
-            "products": self.form.NAME,
+            "products": self.form.name,
             "rest": self.kernels.name,
             "copies between GPUs": self.copies.name,
         }

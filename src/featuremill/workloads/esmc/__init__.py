@@ -1,6 +1,6 @@
-"""ESM C features of proteins: the representations of chosen layers, pooled, per residue or both.
+"""The workload `esmc`: representations of proteins by layers of ESM C, pooled or per residue.
 
-The workload esm2 has the engine; here stands what is another model's.
+The workload esm2 computes the network. This package has what differs: checkpoints and defaults.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from featuremill.kit.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workload import weights as conversion
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (
     BYTES_ARE_LENGTHS,
     COST_UNIT,
@@ -38,7 +41,6 @@ from featuremill.workloads.esm2 import (
     with_options,
 )
 from featuremill.workloads.esmc import sources as CHECKPOINTS
-from featuremill.workloads.esmc.options import Options
 
 if TYPE_CHECKING:
     from featuremill.workload import Device
@@ -82,8 +84,20 @@ __all__ = [
 VERSION = "1"
 
 
+class Options(esm2.Options):
+    """The network, the features to compute, and how."""
+
+    model: str = "esmc_300m"
+    """The network: `esmc_300m`, `esmc_600m` or `esmc_6b` (in Hugging Face's cache, after `hf
+    download biohub/ESMC-300M` and the like), the name of another ESM C in that cache, or the path
+    of weights of this architecture: the folder of a model from Hugging Face, a `.safetensors`, or
+    the `.pth` of the package esm."""
+    max_residues: int = Field(default=2046, ge=1)
+    """Residues that the network sees at once; ESM C was trained with up to 2046."""
+
+
 def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights:
-    """Return the metadata of the model, converted to `layout` or not."""
+    """Return the metadata of the model, from a conversion to `layout` or from its checkpoint."""
     CHECKPOINTS.refuse_missing(options.model, layout)
     source = CHECKPOINTS.locate(options.model)
     if not source.path.exists() and (entry := conversion.converted(source.name, layout)):
@@ -98,10 +112,8 @@ def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights
 
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
-    """Return what would compute attention, products and the rest on `device`, in which dtype."""
+    """Return the dtype and the methods for the operations on `device`, by the names in `WAYS`."""
     from featuremill.workloads.esm2 import probe
     from featuremill.workloads.esm2.architecture import ESM_C
-    from featuremill.workloads.esmc import layout
 
-    chosen = probe.ways(device, weights, ESM_C, layout.of_ours, load)
-    return dict(zip(WAYS, chosen, strict=True))
+    return dict(zip(WAYS, probe.ways(device, weights, ESM_C, load), strict=True))

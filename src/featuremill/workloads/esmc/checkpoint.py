@@ -1,4 +1,4 @@
-"""Recognising a checkpoint as an ESM C, by any of the three names that its tensors go by."""
+"""Recognise a checkpoint as an ESM C, and describe its tensors, which have one of three namings."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from featuremill.workloads.esm2.conversion import (
     refuse_other_sizes,
     width_of,
 )
-from featuremill.workloads.esm2.folder import ROTARY_BASE
-from featuremill.workloads.esm2.layout import FREQUENCIES, Entry
+from featuremill.workloads.esm2.folder import ESM_C, ROTARY_BASE
+from featuremill.workloads.esm2.layout import FREQUENCIES, Entry, Names, entries
 from featuremill.workloads.esm2.readers import open_checkpoint, refusal
 from featuremill.workloads.esmc import layout
-from featuremill.workloads.esmc.folder import ESM_C, facts_of
 
 PREFIX = "esmc."
 """The prefix of the encoder's keys in a checkpoint with a head."""
 HEAD_DIM = 64
 """The width of a head in every published ESM C, whose files do not state the number of heads."""
 VECTOR = 16
-"""Numbers that go together in the operations between products."""
+"""Numbers that the operations between products compute together."""
 COMMON_PARTS = {"lm_head", "sequence_head"}
-"""The further parts of every published ESM C, which are not used."""
+"""Parts of every published ESM C besides the encoder, which are not used here."""
 
 
 def read(path: Path, has_head: bool = False) -> Checkpoint:
-    """Return the ESM C checkpoint in `path`, with its language-model head or without; raise
-    UserError, with the reason, if it is none."""
-    opened = open_checkpoint(path, ESM_C, facts_of)
+    """Return the ESM C checkpoint in `path`, with or without its language-model head.
+
+    Raises:
+        UserError: it is no ESM C; the message has the reason.
+    """
+    opened = open_checkpoint(path, ESM_C)
     tensors = {
         key.removeprefix(PREFIX): tensor
         for key, tensor in opened.tensors.items()
@@ -50,10 +52,9 @@ def read(path: Path, has_head: bool = False) -> Checkpoint:
         raise refusal(path, str(error), ESM_C) from None
 
 
-def _names(tensors: Mapping[str, Tensor]) -> layout.Names:
-    """Return by which names the tensors go."""
+def _names(tensors: Mapping[str, Tensor]) -> Names:
     for names in (layout.RESEARCH, layout.PACKAGE):
-        if f"{names.layer}0.{names.parts['qkv.weight'][0]}" in tensors:
+        if names.keys("qkv", "weight", f"{names.layer}0.")[0] in tensors:
             return names
     return layout.TRANSFORMERS
 
@@ -61,7 +62,7 @@ def _names(tensors: Mapping[str, Tensor]) -> layout.Names:
 def _recognise(
     tensors: Mapping[str, Tensor], facts: Mapping[str, Any], has_head: bool
 ) -> Checkpoint:
-    """Return the checkpoint; raise ValueError with what is wrong about it."""
+    """Return the checkpoint; raise ValueError with the reason if it is no ESM C."""
     names = _names(tensors)
     width = width_of(tensors, names.embedding)
     count = num_layers(tensors, names.layer)
@@ -73,26 +74,24 @@ def _recognise(
     refuse_other_sizes(known_sizes, facts)
     exponents = torch.arange(0, sizes.head_dim, 2).float() / sizes.head_dim
     added = {FREQUENCIES: 1.0 / ROTARY_BASE**exponents}
-    entries = [Entry(FREQUENCIES, (), (sizes.head_dim // 2,)), *layout.entries(names, sizes)]
+    frequencies = Entry(FREQUENCIES, (), (sizes.head_dim // 2,))
+    ours = [frequencies, *entries(names, sizes, has_head)]
     dtype = tensors[names.embedding].dtype
-    for entry in entries:
+    for entry in ours:
         if not entry.keys and entry.name not in added:
             added[entry.name] = torch.zeros(entry.shape, dtype=dtype)
-    if has_head:
-        entries += layout.head_entries(names, sizes)
-        if not any(key.startswith(names.head["dense"]) for key in tensors):
-            raise ValueError(
-                f"it has no language-model head (no tensor {names.head['dense']}…), as an "
-                "EsmcForMaskedLM has"
-            )
-    checkpoint = Checkpoint(tensors, added, entries, sizes, str(facts.get("license", "")))
+    dense = names.parts["head.dense"][0].removesuffix(".")
+    if has_head and not any(key.startswith(dense) for key in tensors):
+        raise ValueError(
+            f"it has no language-model head (no tensor {dense}…), as an EsmcForMaskedLM has"
+        )
+    checkpoint = Checkpoint(tensors, added, ours, sizes, str(facts.get("license", "")))
     check_tensors(checkpoint, names.of_encoder, (), COMMON_PARTS)
     return checkpoint
 
 
-def _feed_forward(tensors: Mapping[str, Tensor], names: layout.Names) -> int:
-    """Return the width between the halves of the feed forward."""
-    key = f"{names.layer}0.{names.parts['down.weight'][0]}"
+def _feed_forward(tensors: Mapping[str, Tensor], names: Names) -> int:
+    (key,) = names.keys("down", "weight", f"{names.layer}0.")
     if key not in tensors:
         raise ValueError(f"it has no tensor {key}")
     hidden = tensors[key].shape[-1]

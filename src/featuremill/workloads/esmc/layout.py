@@ -1,125 +1,64 @@
-"""How ESM C's tensors are called: by transformers, in the research folders, and by the package esm.
+"""Names of ESM C's tensors: in transformers, in the research folders, and in the package esm.
 
-What they are called in our file, `esm2/layout.py` says; to that comes, per layer,
-query_key_norm.weight, that of the query above that of the key, and `up` holds the gate above the
-rest. Biases of products and of the final LayerNorm are zeros. With the language-model head, it also
-has what `esm2/layout.py` says of that.
+Their names in our file are in `esm2/layout.py`. Biases that these lack are zeros there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from featuremill.workloads.esm2.layout import Names
 
-from featuremill.workloads.esm2.architecture import Sizes
-from featuremill.workloads.esm2.layout import EMBEDDING, Entry
-
-
-class Names(NamedTuple):
-    """The key names of one source."""
-
-    embedding: str
-    final_norm: str
-    layer: str
-    parts: Mapping[str, tuple[str, ...]]
-    """Our tensor of a layer → theirs; several are stacked."""
-    of_encoder: tuple[str, ...]
-    """How the names of all tensors of the encoder start."""
-    head: Mapping[str, str]
-    """Our part of the language-model head → theirs, with both its tensors."""
-
-
+WITHOUT_BIAS = ("final_norm", "qkv", "out", "up", "down")
 TRANSFORMERS = Names(
-    "embed_tokens.weight",
-    "norm.weight",
-    "layers.",
     {
-        "attention_norm.weight": ("input_layernorm.weight",),
-        "attention_norm.bias": ("input_layernorm.bias",),
-        "qkv.weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
-        "query_key_norm.weight": ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
-        "out.weight": ("self_attn.o_proj.weight",),
-        "feed_forward_norm.weight": ("post_attention_layernorm.weight",),
-        "feed_forward_norm.bias": ("post_attention_layernorm.bias",),
-        "up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-        "down.weight": ("mlp.down_proj.weight",),
+        "embed_tokens": ("embed_tokens.",),
+        "final_norm": ("norm.",),
+        "attention_norm": ("input_layernorm.",),
+        "qkv": ("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj."),
+        "query_key_norm": ("self_attn.q_norm.", "self_attn.k_norm."),
+        "out": ("self_attn.o_proj.",),
+        "feed_forward_norm": ("post_attention_layernorm.",),
+        "up": ("mlp.gate_proj.", "mlp.up_proj."),
+        "down": ("mlp.down_proj.",),
+        "head.dense": ("lm_head.dense.",),
+        "head.norm": ("lm_head.layer_norm.",),
+        "head.decoder": ("lm_head.decoder.",),
     },
+    "layers.",
     ("embed_tokens.", "layers.", "norm."),
-    {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "decoder": "lm_head.decoder"},
+    without_bias=WITHOUT_BIAS,
 )
 PACKAGE = Names(
-    "embed.weight",
-    "transformer.norm.weight",
-    "transformer.blocks.",
     {
-        "attention_norm.weight": ("attn.layernorm_qkv.0.weight",),
-        "attention_norm.bias": ("attn.layernorm_qkv.0.bias",),
-        "qkv.weight": ("attn.layernorm_qkv.1.weight",),
-        "query_key_norm.weight": ("attn.q_ln.weight", "attn.k_ln.weight"),
-        "out.weight": ("attn.out_proj.weight",),
-        "feed_forward_norm.weight": ("ffn.0.weight",),
-        "feed_forward_norm.bias": ("ffn.0.bias",),
-        "up.weight": ("ffn.1.weight",),
-        "down.weight": ("ffn.3.weight",),
+        "embed_tokens": ("embed.",),
+        "final_norm": ("transformer.norm.",),
+        "attention_norm": ("attn.layernorm_qkv.0.",),
+        "qkv": ("attn.layernorm_qkv.1.",),
+        "query_key_norm": ("attn.q_ln.", "attn.k_ln."),
+        "out": ("attn.out_proj.",),
+        "feed_forward_norm": ("ffn.0.",),
+        "up": ("ffn.1.",),
+        "down": ("ffn.3.",),
+        "head.dense": ("sequence_head.0.",),
+        "head.norm": ("sequence_head.2.",),
+        "head.decoder": ("sequence_head.3.",),
     },
+    "transformer.blocks.",
     ("embed.", "transformer."),
-    {"dense": "sequence_head.0", "norm": "sequence_head.2", "decoder": "sequence_head.3"},
+    without_bias=WITHOUT_BIAS,
 )
 RESEARCH = PACKAGE._replace(
     parts={
         **PACKAGE.parts,
-        "attention_norm.weight": ("attn.layernorm_qkv.layer_norm_weight",),
-        "attention_norm.bias": ("attn.layernorm_qkv.layer_norm_bias",),
-        "qkv.weight": ("attn.layernorm_qkv.weight",),
-        "feed_forward_norm.weight": ("ffn.layer_norm_weight",),
-        "feed_forward_norm.bias": ("ffn.layer_norm_bias",),
-        "up.weight": ("ffn.fc1_weight",),
-        "down.weight": ("ffn.fc2_weight",),
-    },
-    head={"dense": "lm_head.0", "norm": "lm_head.2", "decoder": "lm_head.3"},
+        "attention_norm": ("attn.layernorm_qkv.layer_norm_",),
+        "qkv": ("attn.layernorm_qkv.",),
+        "feed_forward_norm": ("ffn.layer_norm_",),
+        "up": ("ffn.fc1_",),
+        "down": ("ffn.fc2_",),
+        "head.dense": ("lm_head.0.",),
+        "head.norm": ("lm_head.2.",),
+        "head.decoder": ("lm_head.3.",),
+    }
 )
 """The names of TransformerEngine, which also stores its own state."""
 STATE_OF_ENGINE = "_extra_state"
-"""How the names of that end."""
-
-
-def of_ours(sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies."""
-    return entries(TRANSFORMERS, sizes)
-
-
-def entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies, with the shapes that must be."""
-    width, hidden = sizes.width, sizes.feed_forward
-    shapes = {
-        "attention_norm.weight": (width,),
-        "attention_norm.bias": (width,),
-        "qkv.weight": (3 * width, width),
-        "qkv.bias": (3 * width,),
-        "query_key_norm.weight": (2 * width,),
-        "out.weight": (width, width),
-        "out.bias": (width,),
-        "feed_forward_norm.weight": (width,),
-        "feed_forward_norm.bias": (width,),
-        "up.weight": (2 * hidden, width),
-        "up.bias": (2 * hidden,),
-        "down.weight": (width, hidden),
-        "down.bias": (width,),
-    }
-    yield Entry(EMBEDDING, (names.embedding,), (sizes.architecture.num_rows, width))
-    yield Entry("final_norm.weight", (names.final_norm,), (width,))
-    yield Entry("final_norm.bias", (), (width,))
-    for layer in range(sizes.num_layers):
-        for part, shape in shapes.items():
-            keys = tuple(f"{names.layer}{layer}.{key}" for key in names.parts.get(part, ()))
-            yield Entry(f"layers.{layer}.{part}", keys, shape)
-
-
-def head_entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds of the language-model head."""
-    width, num_rows = sizes.width, sizes.architecture.num_rows
-    shapes = {"dense": (width, width), "norm": (width,), "decoder": (num_rows, width)}
-    for part, shape in shapes.items():
-        for kind in ("weight", "bias"):
-            key = f"{names.head[part]}.{kind}"
-            yield Entry(f"head.{part}.{kind}", (key,), shape if kind == "weight" else shape[:1])
+"""The end of the names of that state."""

@@ -1,6 +1,6 @@
-"""Where an ESM C comes from: a path, or Hugging Face's cache. Nothing is downloaded here.
+"""Find the checkpoint of an ESM C at a path or in Hugging Face's cache, and convert it.
 
-No torch here.
+Downloads nothing and does not import torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
+    how_to_download,
     how_to_get,
     place_of,
 )
 from featuremill.workload.weights import converted
+from featuremill.workloads import esm2
+from featuremill.workloads.esm2.folder import ESM_C, facts_of
 from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
-from featuremill.workloads.esmc.folder import facts_of
-from featuremill.workloads.esmc.options import Options
 
 __all__ = ["NAMES", "header", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
@@ -36,19 +37,19 @@ NAMES = {
     "esmc_600m": "biohub/ESMC-600M",
     "esmc_6b": "biohub/ESMC-6B",
 }
-"""The published models, and what each is called on Hugging Face."""
+"""The published models, with their names on Hugging Face."""
 SUGGESTED = ("esmc_600m", "esmc_300m", "esmc_6b")
 QUERY_NORMS = (b"q_norm.weight", b"q_ln.weight")
-"""In the names of tensors of an ESM C in every layout, and in none of an ESM-2."""
+"""Parts of tensor names of every ESM C; an ESM-2 has neither."""
 LONGEST_HEADER = 2**25
-"""Bytes of a file in which names of tensors are looked for."""
+"""The largest number of bytes of a file that are searched for tensor names."""
 
 
 def takes(model: str) -> bool:
-    """Tell whether `model` is the name of an ESM C, or files of one; reads no weights."""
-    path = _place(model)
+    """Return whether `model` is the name or the path of an ESM C; reads no weights."""
     if model in NAMES:
         return True
+    path = _path_of(model)
     with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
         if path.is_dir():
             config = json.loads((path / CONFIG).read_text("utf-8"))
@@ -59,7 +60,7 @@ def takes(model: str) -> bool:
 
 
 def header(path: Path) -> bytes:
-    """Return the part of a file of weights that names its tensors."""
+    """Return the part of a file of weights that has the names of its tensors."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as whole:
             (pickle,) = (name for name in whole.namelist() if name.endswith("data.pkl"))
@@ -70,12 +71,10 @@ def header(path: Path) -> bytes:
 
 
 def is_path(model: str) -> bool:
-    """Tell whether `model` is the path of a checkpoint and not the name of a known model."""
     return model not in NAMES or Path(model).exists()
 
 
 def name_of(model: str) -> str:
-    """Return the name under which `weights/<name>.json` stands for `model`; opens no file."""
     if model in NAMES:
         return model
     if looks_like_path(model):
@@ -89,48 +88,44 @@ def name_of(model: str) -> str:
 
 
 def refuse_missing(model: str, layout: str = LAYOUT) -> None:
-    """Raise UserError where `model` is not here, nor what it was converted to in `layout`, or is a
-    folder of another network."""
-    path = _place(model)
+    """Raise UserError if `model` is missing and was never converted to `layout`, or is a folder of
+    another network."""
+    path = _path_of(model)
     if path.is_dir():
         checkpoint_files(path)
-        facts_of(path)
+        facts_of(path, ESM_C)
     elif not path.is_file() and (is_path(model) or not converted(model, layout)):
         _refuse_missing(model, path)
 
 
 def _refuse_missing(model: str, path: Path) -> None:
     if not is_path(model):
-        raise UserError(
-            f"{model}: its weights are not on this machine; type hf download {NAMES[model]} here, "
-            f"or on a machine with a network: hf download {NAMES[model]} --local-dir {model}, and "
-            "set model: to that folder."
-        )
+        advice = how_to_download(NAMES[model], model)
+        raise UserError(f"{model}: its weights are not on this machine; {advice}.")
     if remedy := how_to_get(model):
         raise UserError(f"{model}: there is no such file or folder; {remedy}.")
     refuse_unreadable(path)
 
 
 def locate(model: str) -> Checkpoint:
-    """Return where the checkpoint of `model` is or is to come from."""
-    name, path = name_of(model), _place(model)
+    """Return the checkpoint of `model`, which may be missing if it is a published one."""
+    name, path = name_of(model), _path_of(model)
     if not is_path(model):
         return Checkpoint("published", name, NAMES[model], path)
     refuse_missing(model)
     return Checkpoint("local", name, str(path.resolve()), path)
 
 
-def _place(model: str) -> Path:
-    """Return the file or folder of `model`, there or not. A folder of the package esm holds one
-    file of weights, further below."""
+def _path_of(model: str) -> Path:
+    """Return the file or folder of `model`, which may be missing; for a folder of the package esm,
+    the file of weights in it."""
     path = place_of(model) if is_path(model) else cached(NAMES[model]) or Path(NAMES[model])
     files = sorted(path.glob("data/weights/*.pth"))
     return files[0] if len(files) == 1 else path
 
 
 def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted:
-    """Write the weights of `source` to `path`, with the language-model head or without."""
-    refuse_without_packages(Options)
+    refuse_without_packages(esm2.Options)
     if not source.path.exists():
         _refuse_missing(source.name, source.path)
     from featuremill.workloads.esm2 import conversion

@@ -1,7 +1,8 @@
-"""Vectors of cells from Geneformer, and how far they turn when genes are perturbed.
+"""The workload `geneformer`: vectors of cells, and their change when genes are perturbed.
 
-Geneformer is a BERT over genes in the order of their expression. The workload encoder computes the
-network. This package makes the tokens of a cell, perturbs them, and compares vectors.
+Geneformer is a BERT whose tokens are the genes of a cell in the order of their expression. The
+workload encoder computes the network. This package converts cells to tokens, perturbs these, and
+compares vectors.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, batch_cost
+from featuremill.workload.networks import ATTRIBUTES as ATTRIBUTES
+from featuremill.workload.networks import ONE_TOKEN as ONE_TOKEN
+from featuremill.workload.networks import batch_cost as batch_cost
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import architectures, weights_mb
-from featuremill.workloads.geneformer import cells, genes
-from featuremill.workloads.geneformer.options import ALL, Options
+from featuremill.workloads.encoder import architectures
+from featuremill.workloads.encoder import weights_mb as weights_mb
+from featuremill.workloads.geneformer import cells, genes, h5ad
+from featuremill.workloads.geneformer.options import ALL
+from featuremill.workloads.geneformer.options import Options as Options
+from featuremill.workloads.geneformer.perturbations import GENE_SHIFTS, GENES, SHIFTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,38 +38,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.encoder.padding import Group
     from featuremill.workloads.geneformer.genes import Genes
 
-__all__ = [
-    "ATTRIBUTES",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "ONE_TOKEN",
-    "PRECISION",
-    "READS_PICKLES",
-    "REASONS",
-    "REMEDIES",
-    "TAKES_FILES",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "audited",
-    "batch_cost",
-    "collect",
-    "cost",
-    "load",
-    "memory_mb",
-    "num_vectors",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
-
 VERSION = "3"
 COST_UNIT = "tokens"
 OBJECTS = "an AnnData for cells"
@@ -71,7 +45,6 @@ REMEDIES = {"smaller batches": "batch_tokens", "less written": "fewer layers"}
 LENGTH_UNIT = "genes"
 TAKES_FILES = True
 READS_PICKLES = True
-"""Whether pickles are read: with torch's weights_only."""
 VERSIONS_OF = ("transformers",)
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "geneformer.yaml"
 PRECISION = "dtype"
@@ -79,51 +52,47 @@ REASONS = (cells.UNKNOWN,)
 SHIFT = pa.struct(
     {"gene": pa.string(), "kind": pa.string(), "cosine": pa.float64(), "tokens": pa.int32()}
 )
-"""`cosine` compares the cell with the perturbed cell, by the option `shift`; float64, since it is
-near 1. NaN if the gene is not among the cell's `tokens` (but for `overexpress_absent`), is deleted
-and the only one, or is overexpressed and first already."""
+"""`cosine` compares the cell with the perturbed cell, by the option `shift`; it is float64, as it
+is near 1. It is NaN for an impossible perturbation: the gene is absent (without
+`overexpress_absent`), is the only one and deleted, or is first already and overexpressed."""
 SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
-"""A shift towards a `state`: `shift` is the perturbed cell's cosine with the state, minus the
-cell's."""
-SHIFTS, GENE_SHIFTS, GENES = "shifts", "gene_shifts", "genes"
-"""The columns that the outputs `perturbations`, `gene_statistics`, `gene_shifts` and
-`gene_embeddings` read: shifts, shifts with the cosines of all genes, and the names of genes."""
+"""A shift towards a `state`: `shift` is the perturbed cell's cosine with the state, minus that of
+the cell."""
 COSINES = pa.field("cosines", pa.list_(pa.float64()))
-"""For each of a row's `genes`, the cosine of its vectors in the cell and the perturbed cell; NaN
-for perturbed and cut genes, empty without a `cosine` and after the first state."""
+"""For each of a row's `genes`, the cosine of its vectors in the cell and the perturbed cell. It is
+NaN for perturbed genes and for those that are cut off. The list is empty if `cosine` is NaN, and
+for all states but the first."""
 LONG = 40
-"""Tokens of the test at load time; half as many, padded to it, must give the same vectors."""
+"""Tokens of a sequence that is computed in a test of the loaded network: the first half of it,
+padded to the same length, must have the same vectors."""
 
 
 class Model(NamedTuple):
-    """The network on its device, and what to return."""
-
     network: Encoder
     genes: Genes
     options: Options
     columns: pa.Schema
     batch_tokens: int
-    """Tokens of a group of perturbed cells: these have the same shapes in any batch."""
+    """The largest number of tokens of a group of perturbed cells. It is constant, so that shapes do
+    not depend on the batch."""
     states: dict[str, Matrix]
-    """The vector of each state, float64."""
+    """The vector of each state, in float64."""
     backend: str
 
 
 class Batch(NamedTuple):
-    """Cells on the host."""
-
     units: list[list[Group]]
-    """Groups that are computed together: all cells, or each cell with its perturbations."""
+    """The groups of each unit: all cells, or one cell with its perturbed cells."""
     cells: list[cells.Cell]
-    done: list[list[cells.Perturbed]]
-    """The possible perturbations of each cell."""
+    perturbed: list[list[cells.Perturbed]]
+    """The perturbed cells of each cell; empty without perturbations."""
 
 
 class Result(NamedTuple):
-    """For each group of each unit, on the device: the vectors, followed by the cosines with `shift:
-    genes`."""
+    """The tensors of a batch on the device."""
 
     values: list[list[list[Tensor]]]
+    """For each group of each unit the vectors, followed by cosines or vectors of genes."""
     batch: Batch
 
 
@@ -146,24 +115,24 @@ def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the cells of `inputs` (.h5ad), each once, or once for each block of perturbations."""
+    """Yield the cells of `inputs` (.h5ad), each once, or once for each block of perturbations."""
     _, known = _opened(options, place_of(options.model))
     for path in inputs:
         yield from cells.records(path, options, known)
 
 
 def write_object(inputs: Any, stem: Path) -> Path | None:
-    """Write an AnnData."""
+    """Write an AnnData; return None for other objects."""
     from featuremill.inputs.in_memory import is_a
-    from featuremill.workloads.geneformer import in_memory
 
-    is_ours = is_a(inputs, "anndata", "AnnData")
-    return in_memory.write(inputs, stem.with_suffix(".h5ad")) if is_ours else None
+    is_anndata = is_a(inputs, "anndata", "AnnData")
+    return h5ad.write(inputs, stem.with_suffix(".h5ad")) if is_anndata else None
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens to compute: the cell's tokens × (1 + perturbations). With absent genes they
-    are counted, as cells get longer, and cells that are cut off for them are computed anew."""
+    """Return the number of tokens to compute: the cell's tokens × (1 + perturbations). With absent
+    genes the rows are counted, as perturbed cells are longer, and the unperturbed cell is computed
+    in several lengths."""
     cell = cells.cell_of(payload)
     if options.overexpress_absent:
         version = "V2" if options.version == "auto" else options.version
@@ -172,49 +141,47 @@ def cost(payload: bytes, options: Options) -> int:
     return len(cell.tokens) * (1 + len(cells.perturbations(cell, options)))
 
 
-def _lengths_before(done: Sequence[cells.Perturbed]) -> list[int]:
-    """Return the distinct lengths at which the cell is computed unperturbed, the longest first."""
-    return sorted({each.num_before for each in done}, reverse=True)
+def _lengths_before(perturbed: Sequence[cells.Perturbed]) -> list[int]:
+    """Return the distinct lengths in which the unperturbed cell is computed, the longest first."""
+    return sorted({each.num_before for each in perturbed}, reverse=True)
 
 
-def _rows(cell: cells.Cell, done: Sequence[cells.Perturbed]) -> list[cells.Tokens]:
+def _rows(cell: cells.Cell, perturbed: Sequence[cells.Perturbed]) -> list[cells.Tokens]:
     """Return the token rows of a cell: its own, then those of its perturbed cells."""
-    before = [cell.tokens[:length] for length in _lengths_before(done)]
-    return before + [each.tokens for each in done]
+    before = [cell.tokens[:length] for length in _lengths_before(perturbed)]
+    return before + [each.tokens for each in perturbed]
 
 
 def weights(options: Options) -> str:
-    """Return the folder of the network."""
     return options.model
 
 
 def options_of_model(model: str) -> Options:
-    """Return options without the files of genes, which say nothing of the memory."""
+    """Return options without the tables of genes, which do not change the memory."""
     return Options.model_construct(model=model, vocabulary="", medians="")
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Resolve version and dtype, and count layers from 0."""
+    """Return `options` with all "auto" resolved for `device`, and layers counted from 0."""
     assert weights is not None
-    settled: dict[str, Any] = {
+    resolved: dict[str, Any] = {
         "layers": networks.layers_from_0(options.layers, _facts_of(weights.path).num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
     if not options.vocabulary:  # of `options_of_model`
-        return options.model_copy(update=settled)
+        return options.model_copy(update=resolved)
     _, known = _opened(options, weights.path)
-    settled["version"] = known.version
+    resolved["version"] = known.version
     if options.perturb != "none" and options.shift == "auto":
         is_by_genes = known.version == "V1" and options.pool == ("auto",)
-        settled["shift"] = "genes" if is_by_genes else "pooled"
+        resolved["shift"] = "genes" if is_by_genes else "pooled"
     if options.pool == ("auto",):
-        settled["pool"] = ("cls" if known.words.has_first else "mean",)
-    return options.model_copy(update=settled)
+        resolved["pool"] = ("cls" if known.words.has_first else "mean",)
+    return options.model_copy(update=resolved)
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of vectors, or the column of shifts; `options` are resolved."""
-    from featuremill.workloads.encoder import columns
+    from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
     names = pa.field(GENES, pa.list_(pa.string()))
@@ -225,7 +192,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
             return pa.schema([pa.field(GENE_SHIFTS, pa.list_(with_genes)), names])
         return pa.schema({SHIFTS: pa.list_(shift)})
     width = architectures.facts_of(weights.path).width
-    pooled = columns.schema(options.of_encoder, width, is_by_letter=True)
+    pooled = layer_columns(options.of_encoder, width)
     if not options.gene_vectors:
         return pooled
     number = pa.float16() if options.output_dtype == "float16" else pa.float32()
@@ -238,32 +205,29 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def audited(options: Options, precision: str) -> Options:
-    """Return the options for the cell's vector without perturbations."""
-    more = {"dtype": precision, "perturb": "none", "genes": ALL, "together": False}
-    more |= {"shift": "auto", "states": None, "overexpress_absent": False, "anchor": ""}
-    more |= {"gene_shifts": False, "gene_vectors": False, "output_dtype": "float16"}
-    return Options.model_validate(options.model_dump() | more)
+    """Return options for the vectors of unperturbed cells, computed in `precision`."""
+    of_perturbations = {"perturb", "together", "overexpress_absent", "anchor", "shift", "states"}
+    of_genes = {"genes", "gene_shifts", "gene_vectors", "output_dtype"}
+    kept = options.model_dump(exclude=of_perturbations | of_genes)
+    return Options.model_validate(kept | {"dtype": precision})
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
-    """Return 1: a cell has one vector."""
     return 1
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return the network's facts from the folder's config; nothing is hashed."""
     return encoder.weights_ahead(options.of_encoder)
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
-    """Return the estimated peak in MiB; `options` are resolved."""
-    if options.perturb != "none":  # the network computes at most this much of a block at once
+    if options.perturb != "none":  # the network computes at most this many tokens at once
         batch_cost = min(batch_cost, networks.batch_cost(options, device))
     return encoder.memory_mb(options.of_encoder, device, weights, batch_cost)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the network with its weights, after a test of its operations."""
+    """Return the network with its weights, after a test of padding."""
     from featuremill.workloads.encoder import check
 
     assert weights is not None
@@ -277,36 +241,36 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
-    """Make groups of cells on the host. With perturbations: a cell and its perturbed cells, all of
-    one length and without padding."""
+    """Return groups of cells on the host. With perturbations, a group has rows of one cell and its
+    perturbed cells, all of one length and without padding."""
     from featuremill.workloads.encoder import padding
 
     words, perturb = model.genes.words, model.options.perturb
-    cells_given = [cells.cell_of(payload) for payload in payloads]
+    batch = Batch([], [cells.cell_of(payload) for payload in payloads], [])
 
     def row(tokens: cells.Tokens) -> Any:
         return np.concatenate((words.first, tokens, words.last)).astype(np.int64)
 
     if perturb == "none":
-        together = padding.groups([row(cell.tokens) for cell in cells_given], words, batch_cost)
-        return Batch([together], cells_given, [])
-    batch = Batch([], cells_given, [])
-    for cell in cells_given:
-        done = cells.possible(cell, model.options, model.genes.most)
-        rows = [row(tokens) for tokens in _rows(cell, done)]
-        # A longer perturbed cell would come before the cell itself, which it is compared with.
-        num_before = len(rows) - len(done) if model.options.overexpress_absent else 0
+        rows = [row(cell.tokens) for cell in batch.cells]
+        return batch._replace(units=[padding.groups(rows, words, batch_cost)])
+    for cell in batch.cells:
+        perturbed = cells.possible(cell, model.options, model.genes.most)
+        rows = [row(tokens) for tokens in _rows(cell, perturbed)]
+        # Longer rows come first, but the cell itself must come before its perturbed cells.
+        num_before = len(rows) - len(perturbed) if model.options.overexpress_absent else 0
         unit = padding.groups(rows[:num_before], words, model.batch_tokens, 0.0)
         others = padding.groups(rows[num_before:], words, model.batch_tokens, 0.0)
         for group in others:
             unit.append(group._replace(places=[num_before + index for index in group.places]))
         batch.units.append(unit)
-        batch.done.append(done)
+        batch.perturbed.append(perturbed)
     return batch
 
 
 def run(model: Model, batch: Batch) -> Result:
     """Compute a batch. A GPU may still be computing on return."""
+    from featuremill.workload import spread
     from featuremill.workloads.encoder import padding
 
     options = model.options.of_encoder
@@ -315,26 +279,26 @@ def run(model: Model, batch: Batch) -> Result:
         values.append([])
         own: list[Tensor] = []
         for group in unit:
-            here = group.each_to(model.network.device)
-            hidden = model.network.hidden_states(here.tokens_BT, here.is_token_BT, options.layers)
-            values[-1].append(padding.values_of(here, hidden, options))
-            if batch.done:
-                cell, done = batch.cells[number], batch.done[number]
-                values[-1][-1] += _turns_of_genes(model, own, hidden, group.places, cell, done)
+            sent = spread.on_device(group, model.network.device)
+            hidden = model.network.hidden_states(sent.tokens_BT, sent.is_token_BT, options.layers)
+            values[-1].append(padding.values_of(sent, hidden, options))
+            if batch.perturbed:
+                cell, perturbed = batch.cells[number], batch.perturbed[number]
+                values[-1][-1] += _gene_cosines(model, own, hidden, group.places, cell, perturbed)
             elif model.options.gene_vectors:
-                values[-1][-1] += _vectors_of_genes(model, here, hidden)
+                values[-1][-1] += _vectors_of_genes(model, sent, hidden)
     return Result(values, batch)
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
-    """Return the vectors of each cell, or its shifts."""
     if model.options.perturb == "none":
         return _vectors(model, result)
     rows = []
-    for cell, done, unit, values in zip(
-        result.batch.cells, result.batch.done, result.batch.units, result.values, strict=True
+    batch = result.batch
+    for cell, perturbed, unit, values in zip(
+        batch.cells, batch.perturbed, batch.units, result.values, strict=True
     ):
-        shifts = _shifts(model, cell, done, unit, values)
+        shifts = _shifts(model, cell, perturbed, unit, values)
         if model.options.gene_shifts:
             names = [model.genes.names[token] for token in cell.tokens.tolist()]
             rows.append({GENE_SHIFTS: shifts, GENES: names})
@@ -344,40 +308,35 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
 
 
 def _vectors(model: Model, result: Result) -> pa.RecordBatch:
-    """Return the vector of each cell, and those of its genes."""
-    from featuremill.workload.arrays import lists_of_vectors
-    from featuremill.workloads.encoder import columns, padding
+    from featuremill.workload.arrays import layer_batch, layer_columns, lists_of_vectors
+    from featuremill.workloads.encoder import padding
 
     (unit,), (values,) = result.batch.units, result.values
     ones = [1] * len(result.batch.cells)
-    pooled = columns.schema(model.options.of_encoder, model.network.width, is_by_letter=True)
-    num_pooled = len(pooled)
-    of_cells = padding.in_order([each[:num_pooled] for each in values], unit, ones)
-    of_batch = columns.batch(of_cells, ones, pooled)
+    pooled = layer_columns(model.options.of_encoder, model.network.width)
+    of_cells = padding.in_order([each[: len(pooled)] for each in values], unit, ones)
+    of_batch = layer_batch(of_cells, ones, pooled)
     if not model.options.gene_vectors:
         return of_batch
-    genes_of_cells = [_delivered(model, cell) for cell in result.batch.cells]
+    chosen = model.genes.chosen
+    genes_of_cells = [
+        (cell.tokens if chosen is None else cell.tokens[np.isin(cell.tokens, chosen)]).tolist()
+        for cell in result.batch.cells
+    ]
     counts = [len(tokens) for tokens in genes_of_cells]
     indices = np.concatenate([group.places for group in unit])
     order = np.argsort(np.repeat(indices, np.take(counts, indices)), kind="stable")
     names = [[model.genes.names[token] for token in tokens] for tokens in genes_of_cells]
     of_genes = [
         lists_of_vectors(np.concatenate([part.cpu().numpy() for part in parts])[order], counts)
-        for parts in zip(*(each[num_pooled:] for each in values), strict=True)
+        for parts in zip(*(each[len(pooled) :] for each in values), strict=True)
     ]
     arrays = [*of_batch.columns, pa.array(names, pa.list_(pa.string())), *of_genes]
     return pa.RecordBatch.from_arrays(arrays, schema=model.columns)
 
 
-def _delivered(model: Model, cell: cells.Cell) -> list[int]:
-    """Return the tokens of the cell's genes whose vectors are delivered, in the cell's order."""
-    chosen = cell.tokens if model.genes.chosen is None else model.genes.chosen
-    tokens: list[int] = cell.tokens[np.isin(cell.tokens, chosen)].tolist()
-    return tokens
-
-
 def _vectors_of_genes(model: Model, group: Group, hidden: Mapping[int, Tensor]) -> list[Tensor]:
-    """Return of each layer the vectors of the genes to deliver, one cell's after the other's."""
+    """Return for each layer the vectors of the delivered genes of all cells in a group."""
     import torch
 
     is_chosen_BT = group.is_own_BT
@@ -391,11 +350,11 @@ def _vectors_of_genes(model: Model, group: Group, hidden: Mapping[int, Tensor]) 
 def _shifts(
     model: Model,
     cell: cells.Cell,
-    done: Sequence[cells.Perturbed],
+    perturbed: Sequence[cells.Perturbed],
     unit: Sequence[Group],
     values: Sequence[Sequence[Tensor]],
 ) -> list[dict[str, Any]]:
-    """Return the shifts of a cell; `done` are its possible perturbations."""
+    """Return the shifts of a cell, also of impossible perturbations."""
     from featuremill.workloads.encoder import padding
 
     options = model.options
@@ -408,20 +367,23 @@ def _shifts(
     towards = {state: np.full(len(names), np.nan) for state in model.states}
     for shift in shifts if options.gene_shifts else ():
         shift[COSINES.name] = []
-    if done:
-        before = _lengths_before(done)
-        rows_before = np.array([before.index(each.num_before) for each in done])
-        numbers, after = [each.number for each in done], np.arange(len(done)) + len(before)
-        vectors_SE, *of_genes = padding.in_order(values, unit, [1] * (len(before) + len(done)))
+    if perturbed:
+        before = _lengths_before(perturbed)
+        rows_before = np.array([before.index(each.num_before) for each in perturbed])
+        numbers, after = (
+            [each.number for each in perturbed],
+            np.arange(len(perturbed)) + len(before),
+        )
+        vectors_SE, *of_genes = padding.in_order(values, unit, [1] * (len(before) + len(perturbed)))
         if options.shift == "genes":
             cosines = of_genes[0][after]
         else:
             each_SS = [_cosines(vectors_SE, vectors_SE[index]) for index in range(len(before))]
             cosines = np.stack(each_SS)[rows_before, after]
-        for each, cosine in zip(done, cosines.tolist(), strict=True):
+        for each, cosine in zip(perturbed, cosines.tolist(), strict=True):
             shifts[each.number] |= {"cosine": cosine, "tokens": each.num_before}
         if options.gene_shifts:
-            for each, row in zip(done, of_genes[-1][after], strict=True):
+            for each, row in zip(perturbed, of_genes[-1][after], strict=True):
                 shifts[each.number][COSINES.name] = row
         for state, vector_E in model.states.items():
             towards_S = _cosines(vectors_SE, vector_E)
@@ -437,24 +399,24 @@ def _shifts(
 
 
 def _cosines(vectors_SE: Matrix, vector_E: Matrix) -> Matrix:
-    """Return the cosine of each vector (S, E) with one (E,), summed in float64."""
+    """Return the cosine of each vector (S, E) with the vector (E,), in float64."""
     wide_SE, wide_E = vectors_SE.astype(np.float64), vector_E.astype(np.float64)
     norms_S = np.sqrt(np.einsum("se,se->s", wide_SE, wide_SE))
     cosines_S: Matrix = wide_SE @ wide_E / (norms_S * np.sqrt(wide_E @ wide_E))
     return cosines_S
 
 
-def _turns_of_genes(
+def _gene_cosines(
     model: Model,
     own: list[Tensor],
     hidden: Mapping[int, Tensor],
     indices: Sequence[int],
     cell: cells.Cell,
-    done: Sequence[cells.Perturbed],
+    perturbed: Sequence[cells.Perturbed],
 ) -> list[Tensor]:
-    """Return for each cell of a group what `shift` and `gene_shifts` ask of the cell's genes, in
-    float64: the mean (B,) of their cosines with themselves in the unperturbed cell, and these
-    cosines (B, T), NaN where there is none, and for unperturbed cells.
+    """Return what the options `shift` and `gene_shifts` need for each cell of a group, in float64:
+    the mean (B,) of the cosines between the vectors of a gene in the perturbed and the unperturbed
+    cell, and these cosines (B, T). Unperturbed cells and missing genes have NaN.
 
     `own` collects the vectors of the unperturbed cells, which come first.
     """
@@ -465,7 +427,7 @@ def _turns_of_genes(
         return []
     (hidden_BTE,) = hidden.values()
     genes_BTE = hidden_BTE[:, len(model.genes.words.first) :]
-    before = _lengths_before(done)
+    before = _lengths_before(perturbed)
     device = genes_BTE.device
     means_B = torch.full((len(indices),), torch.nan, dtype=torch.float64, device=device)
     each_BT = means_B.unsqueeze(1).repeat(1, len(cell.tokens) * wants_each)
@@ -473,7 +435,7 @@ def _turns_of_genes(
         if index < len(before):
             own.append(perturbed_TE)
             continue
-        _, tokens, kept_K, num_before = done[index - len(before)]
+        _, tokens, kept_K, num_before = perturbed[index - len(before)]
         kept = torch.from_numpy(kept_K).to(device)
         before_KE = own[before.index(num_before)][kept].double()
         after_KE = perturbed_TE[len(tokens) - len(kept) : len(tokens)].double()

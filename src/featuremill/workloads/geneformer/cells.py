@@ -1,9 +1,9 @@
-"""Reading turns a cell into tokens, and tokens with a block of perturbations into a payload.
+"""Convert cells to tokens, write them with blocks of perturbations to payloads, and perturb them.
 
-Rank-value encoding (Theodoris et al. 2023, doi:10.1038/s41586-023-06139-9): a cell's genes in the
-order of x / total · 10⁴ / median, the largest first. Total and 10⁴ are the same for all genes of a
-cell and do not change the order, so x / median is compared: a missing gene changes no bit of the
-others. Equal genes are in the order of their tokens.
+Rank-value encoding (Theodoris et al. 2023, doi:10.1038/s41586-023-06139-9) sorts a cell's genes by
+x / total · 10⁴ / median, the largest first. Total and 10⁴ are the same for all genes of a cell and
+do not change the order, so x / median is compared. A missing gene then changes no bit of the other
+values. Genes with equal values are in the order of their tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from featuremill.workload import Record
 from featuremill.workloads.geneformer import h5ad
 from featuremill.workloads.geneformer.genes import TOKEN, Genes
 from featuremill.workloads.geneformer.options import Options
+from featuremill.workloads.geneformer.perturbations import BETWEEN
 
 log = logging.getLogger("featuremill.geneformer")
 BLOCK = 64
-"""The most perturbations of a record; a kill costs at most these."""
-BETWEEN = "_block_"
-"""Separates the cell's name and the number of a block (from 1) in an id; also used by the outputs
-`perturbations` and `gene_statistics`."""
+"""The largest number of perturbations of a record. If a job is killed, at most these are lost."""
 COUNT = struct.Struct("<H")
 UNKNOWN = Kind(
     "unknown_genes",
@@ -45,8 +43,8 @@ class Cell(NamedTuple):
     """A record: a cell, and the genes to perturb in it."""
 
     perturbed: Tokens
-    """(P,) tokens of genes, in the cell or not. An anchor, which is perturbed with each other one,
-    is the first."""
+    """(P,) tokens of genes, which the cell may lack. An anchor, which is perturbed together with
+    each other gene, is the first."""
     tokens: Tokens
     """(T,) tokens of the cell's genes, the highest rank first."""
 
@@ -58,14 +56,13 @@ class Cell(NamedTuple):
 
 
 def cell_of(payload: bytes) -> Cell:
-    """Return the cell of a payload."""
     (num_perturbed,) = COUNT.unpack_from(payload)
     tokens = np.frombuffer(payload, TOKEN, offset=COUNT.size).astype(np.int64)
     return Cell(tokens[:num_perturbed], tokens[num_perturbed:])
 
 
 def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
-    """Stream the cells of `path`, each once for each block of perturbations."""
+    """Yield the cells of `path`, each once for each block of perturbations."""
     cut = f"more than {genes.most:,} genes, truncated"
     with h5ad.opened(path, options.counts, options.gene_column) as file:
         token_of_column = _tokens_of(path, options, file, genes)
@@ -152,17 +149,17 @@ def _ranked(
     edges = np.concatenate(([0], np.cumsum(is_known)))[block.edges]
     tokens, values = tokens[is_known], block.values[is_known]
     for name, start, end in zip(block.names, edges[:-1], edges[1:], strict=True):
-        # A gene may stand in a cell twice: two ids that are mapped to one, or two numbers of a
-        # sparse matrix, which are its parts.
-        own, places = np.unique(tokens[start:end], return_inverse=True)
-        ranks = np.bincount(places, values[start:end]) / genes.medians[own]
+        # A gene may have several counts, which are added up: of two ids that are mapped to one, or
+        # of duplicates in a sparse matrix.
+        own, inverse = np.unique(tokens[start:end], return_inverse=True)
+        ranks = np.bincount(inverse, values[start:end]) / genes.medians[own]
         yield name, own[np.lexsort((own, -ranks))]
 
 
 def _blocks(
     name: str, tokens: Tokens, options: Options, genes: Genes
 ) -> Iterator[tuple[str, Tokens]]:
-    """Yield the ids of a cell's records with the perturbations of each."""
+    """Yield the id and the genes to perturb of each record of a cell."""
     if options.perturb == "none":
         yield name, np.empty(0, np.int64)
         return
@@ -186,14 +183,13 @@ class Perturbed(NamedTuple):
     """The number of the perturbation."""
     tokens: Tokens
     kept: Tokens
-    """Places of the unperturbed genes in the unperturbed cell, (K,)."""
+    """(K,) indices of the unperturbed genes in the unperturbed cell."""
     num_before: int
-    """Genes of the unperturbed cell that it is compared with: all, or the first so many where
-    the last ones are cut off for genes in front."""
+    """The number of genes of the unperturbed cell that it is compared with: fewer than all if the
+    last ones are cut off, to have space for absent genes."""
 
 
 def perturbations(cell: Cell, options: Options) -> list[Tokens]:
-    """Return the tokens of each perturbation."""
     if options.together:
         return [cell.perturbed]
     num_anchors = int(options.anchor != "")
@@ -202,16 +198,16 @@ def perturbations(cell: Cell, options: Options) -> list[Tokens]:
 
 
 def possible(cell: Cell, options: Options, most: int) -> list[Perturbed]:
-    """Return the cell of at most `most` genes after each possible perturbation: its genes are in
-    the cell or may be absent, a deletion leaves another gene, and what is overexpressed is not
-    first already.
+    """Return the cell, with at most `most` genes, after each possible perturbation. A perturbation
+    is possible if its genes are in the cell or may be absent, a deletion leaves a gene, and the
+    overexpressed genes are not first already.
 
-    What no longer fits is cut off as Geneformer does: the perturbed cell ends at `most` genes. The
-    unperturbed one loses its last ones, as many as it would have above `most` with the absent ones.
+    As in Geneformer, the perturbed cell ends after `most` genes. The unperturbed cell loses its
+    last genes, as many as would exceed `most` together with the absent genes.
     """
     rank_of: dict[Any, int] = {token: rank for rank, token in enumerate(cell.tokens.tolist())}
     is_overexpressed = options.perturb == "overexpress"
-    every = []
+    perturbed_cells = []
     for number, tokens in enumerate(perturbations(cell, options)):
         own = [rank_of[token] for token in tokens.tolist() if token in rank_of]
         num_absent = len(tokens) - len(own)
@@ -226,5 +222,5 @@ def possible(cell: Cell, options: Options, most: int) -> list[Perturbed]:
             is_possible = is_moved if is_overexpressed else len(kept)
         if is_possible:
             perturbed = np.concatenate((front, cell.tokens[kept]))
-            every.append(Perturbed(number, perturbed, kept, num_before))
-    return every
+            perturbed_cells.append(Perturbed(number, perturbed, kept, num_before))
+    return perturbed_cells

@@ -1,13 +1,13 @@
-"""gene_embeddings.parquet: a row for each gene: the cells with it, and the mean of its vectors.
+"""Write gene_embeddings.parquet: one row per gene, with the number of cells that have it and, for
+each layer, the mean of its vectors, which the workload geneformer delivers with `gene_vectors:
+true`.
 
-The vectors are those that the workload geneformer delivers with `gene_vectors: true`, of each layer
-a column. A number counts in whole steps of 2⁻³⁰, so sums are exact and the means the same in any
-order of the cells. Memory holds eight bytes for each number of a mean.
+Numbers are rounded to multiples of 2⁻³⁰, so that sums are exact, and the means are the same for any
+order of the cells. Eight bytes per number of a mean are in memory.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from featuremill.kit.errors import UserError
 from featuremill.workload.arrays import vectors
 from featuremill.workload.outputs import Format, Target, need
-from featuremill.workloads.geneformer.perturbations import GENES
+from featuremill.workloads.geneformer.perturbations import GENES, numbers_of, write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ FORMAT = Format(
 )
 STEP = 2.0**-30
 MOST = 2**63 * STEP
-"""The highest sum of a number over cells."""
+"""The largest sum that 64 bits hold."""
 
 
 class Writer:
@@ -41,7 +41,6 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without vectors of genes."""
         need([*filter(OF_LAYER.fullmatch, values.names)], "gene_embeddings", "vectors of genes")
 
     def __init__(self, target: Target) -> None:
@@ -49,20 +48,18 @@ class Writer:
         self._target = target
         widths = [target.values.field(name).type.value_type.list_size for name in names]
         self._numbers: dict[str, int] = {}
-        """The number of each gene, in the order in which they came."""
+        """The number of each gene, in order of appearance."""
         self._cells = np.zeros(0, np.int64)
         self._sums = [np.zeros((0, width), np.int64) for width in widths]
         """The sums of each column, of shape (genes, width), in steps."""
         self._largest = 0.0
 
     def write(self, block: pa.Table) -> None:
-        """Add the vectors of a block's records."""
         import pyarrow.compute as pc
 
         texts = pc.list_flatten(block[GENES].combine_chunks()).dictionary_encode()
         known = self._numbers
-        codes = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
-        genes = np.array(codes, np.int64)[texts.indices.to_numpy()]
+        genes = numbers_of(known, texts)
         more = len(known) - len(self._cells)
         self._cells = np.pad(self._cells, (0, more)) + np.bincount(genes, minlength=len(known))
         for column, name in enumerate(self._columns):
@@ -76,9 +73,7 @@ class Writer:
             self._sums[column] = sums
 
     def close(self) -> None:
-        """Write the file."""
         import pyarrow as pa
-        import pyarrow.parquet
 
         order = np.array([self._numbers[name] for name in sorted(self._numbers)], np.int64)
         cells = self._cells[order]
@@ -86,12 +81,10 @@ class Writer:
         for name, sums in zip(self._columns, self._sums, strict=True):
             means = (sums[order] * STEP / cells[:, None]).astype(np.float32)
             columns[OF_LAYER.sub(r"mean_\1", name)] = vectors(means)
-        metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
-        table = pa.table(columns).replace_schema_metadata(metadata)
-        pa.parquet.write_table(table, self._target.path, compression="zstd")
+        write_table(pa.table(columns), self._target)
 
     def _check(self, rows: Any) -> None:
-        """Refuse numbers whose sums could end beyond what 64 bits hold."""
+        """Raise UserError for numbers whose sums could exceed 64 bits."""
         self._largest = float(np.maximum(self._largest, np.abs(rows).max(initial=0.0)))
         most = self._cells.max(initial=0)
         if not self._largest * most < MOST / 2:

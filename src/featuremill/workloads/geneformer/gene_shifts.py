@@ -1,13 +1,13 @@
-"""gene_shifts.parquet: a row for each perturbation and affected gene: cells, mean, deviation.
+"""Write gene_shifts.parquet: one row per perturbation and affected gene, with cells, mean and
+deviation of the cosines that the workload geneformer computes with `gene_shifts: true`.
 
-They describe the cosines that the workload geneformer computes with `gene_shifts: true`: how far
-the vector of a gene turns when another one is perturbed. `cells` have both, `mean` and `deviation`
-(of the sample, n - 1) are over these. Memory holds some 100 bytes for each row.
+A cosine is that of a gene's vectors in the cell and the perturbed cell. `cells` is the number of
+cells with both genes; `deviation` is that of a sample (n - 1). About 100 bytes per row are in
+memory.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,12 @@ import numpy as np
 from featuremill.workload.outputs import Target, need
 from featuremill.workloads.geneformer.gene_statistics import described
 from featuremill.workloads.geneformer.perturbations import FORMAT as LONG_TABLE
-from featuremill.workloads.geneformer.perturbations import GENE_SHIFTS, GENES
+from featuremill.workloads.geneformer.perturbations import (
+    GENE_SHIFTS,
+    GENES,
+    numbers_of,
+    write_table,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +33,7 @@ FORMAT = LONG_TABLE._replace(
     columns_like=f"{GENE_SHIFTS} (options: gene_shifts: true)",
 )
 FEW = 2_000_000
-"""Cosines that are kept one by one, at least, before they are added to the sums."""
+"""The least number of cosines that are collected before they are added to the sums."""
 
 
 class Writer:
@@ -36,30 +41,29 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without shifts of genes."""
         need([name for name in values.names if name == GENE_SHIFTS], "gene_shifts", "them")
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._perturbed: dict[tuple[str, str], int] = {}
-        """The number of each perturbation (kind, genes), in the order in which they came."""
+        """The number of each perturbation (kind, genes), in order of appearance."""
         self._affected: dict[str, int] = {}
         self._keys = np.zeros(0, np.int64)
-        """Sorted: the number of the perturbation, and in the lower 32 bits that of the gene."""
+        """Sorted keys of rows: the number of the perturbation, and in the lower 32 bits that of the
+        affected gene."""
         self._sums = np.zeros((3, 0))
-        """The number of cells, mean, and sum of squared deviations, for each key."""
+        """The number of cells, mean, and sum of squared deviations of each row."""
         self._new: list[tuple[Any, Any]] = []
-        """Keys and cosines of the last blocks."""
+        """Keys and cosines that are not in the sums yet."""
 
     def write(self, block: pa.Table) -> None:
-        """Add the shifts of a block's records."""
         import pyarrow.compute as pc
 
         shifts = block[GENE_SHIFTS].combine_chunks()
         rows = pc.list_parent_indices(shifts).to_numpy()
         shifts = pc.list_flatten(shifts)
         names = block[GENES].combine_chunks()
-        genes = _numbers(self._affected, pc.list_flatten(names).dictionary_encode())
+        genes = numbers_of(self._affected, pc.list_flatten(names).dictionary_encode())
         kinds, perturbed = (pc.struct_field(shifts, name).to_pylist() for name in ("kind", "gene"))
         numbers = np.array(
             [
@@ -70,21 +74,19 @@ class Writer:
         )
         cosines = pc.struct_field(shifts, "cosines")
         lengths = pc.list_value_length(cosines).to_numpy()
-        # Each list of cosines is of all genes of its row, or empty.
+        # A list of cosines has all genes of its record, or is empty.
         starts = np.concatenate(([0], np.cumsum(pc.list_value_length(names).to_numpy())))[rows]
-        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-        places += np.arange(len(places))
+        indices = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+        indices += np.arange(len(indices))
         values = pc.list_flatten(cosines).to_numpy()
         is_there = ~np.isnan(values)
-        keys = (np.repeat(numbers, lengths) << 32) + genes[places]
+        keys = (np.repeat(numbers, lengths) << 32) + genes[indices]
         self._new.append((keys[is_there], values[is_there]))
         if sum(len(keys) for keys, _ in self._new) > max(FEW, len(self._keys)):
             self._merge()
 
     def close(self) -> None:
-        """Write the file."""
         import pyarrow as pa
-        import pyarrow.parquet
 
         self._merge()
         numbers, genes = self._keys >> 32, self._keys & 0xFFFFFFFF
@@ -97,13 +99,10 @@ class Writer:
         )
         texts_of = {"gene": perturbed[numbers], "kind": kinds[numbers], "affected": affected[genes]}
         columns = {name: pa.array(texts[order], pa.string()) for name, texts in texts_of.items()}
-        metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
-        table = pa.table(columns | described(self._sums[:, order]))
-        table = table.replace_schema_metadata(metadata)
-        pa.parquet.write_table(table, self._target.path, compression="zstd")
+        write_table(pa.table(columns | described(self._sums[:, order])), self._target)
 
     def _merge(self) -> None:
-        """Bring the new cosines into the sums (Chan, Golub and LeVeque 1979)."""
+        """Add the new cosines to the sums (Chan, Golub and LeVeque 1979)."""
         values = np.concatenate([np.zeros(0), *(values for _, values in self._new)])
         new = np.stack([np.ones(len(values)), values, np.zeros(len(values))])
         counts, means, squares = np.concatenate((self._sums, new), axis=1)
@@ -116,12 +115,5 @@ class Writer:
         self._sums = np.stack([totals, together, np.bincount(inverse, squares, num)])
 
 
-def _numbers(known: dict[str, int], texts: Any) -> Any:
-    """Return the number of each of `texts`, which are dictionary-encoded; new ones get the next."""
-    numbers = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
-    return np.array(numbers, np.int64)[texts.indices.to_numpy()]
-
-
 def _ranks(texts: Any) -> Any:
-    """Return the place of each text in their order."""
     return np.unique(texts.astype(str), return_inverse=True)[1].reshape(-1)

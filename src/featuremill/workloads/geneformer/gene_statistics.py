@@ -1,20 +1,25 @@
-"""gene_statistics.parquet: a row for each gene and kind of perturbation: cells, mean, deviation.
+"""Write gene_statistics.parquet: one row per gene and kind of perturbation, with cells, mean and
+deviation of the cosines in the column `shifts` of the workload geneformer.
 
-They describe the cosines in `shifts` of the workload geneformer: `cells` have the gene, `mean` and
-`deviation` (of the sample, n - 1) are over these. With states there is a row for each gene, kind
-and state, about the shifts towards it. Memory holds three numbers for each row.
+`cells` is the number of cells with the gene; `deviation` is that of a sample (n - 1). With states,
+there is one row per gene, kind and state, and the numbers are those of the shifts towards it. Three
+numbers per row are in memory.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from featuremill.workload.outputs import Target
 from featuremill.workloads.geneformer.perturbations import FORMAT as LONG_TABLE
-from featuremill.workloads.geneformer.perturbations import column_of, fields_of, long_table
+from featuremill.workloads.geneformer.perturbations import (
+    column_of,
+    fields_of,
+    long_table,
+    write_table,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +32,6 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without shifts."""
         column_of(values, "gene_statistics")
 
     def __init__(self, target: Target) -> None:
@@ -37,56 +41,34 @@ class Writer:
         ]
         self._by = ("gene", "kind", "state") if has_states else ("gene", "kind")
         self._value = "shift" if has_states else "cosine"
-        self._places: dict[tuple[str, ...], int] = {}
+        self._row_of: dict[tuple[str, ...], int] = {}
         self._sums = np.zeros((3, 0))
-        """The number of cells, mean, and sum of squared deviations, for each row."""
+        """The number of cells, mean, and sum of squared deviations of each row."""
 
     def write(self, block: pa.Table) -> None:
-        """Add the shifts of a block's records."""
         rows = long_table(block)
-        keys = [rows[name].combine_chunks().dictionary_encode() for name in self._by]
-        sizes = [len(key.dictionary) for key in keys]
-        codes = np.zeros(len(rows), np.int64)
-        for key, size in zip(keys, sizes, strict=True):
-            codes = codes * size + key.indices.to_numpy()
-        present, inverse = np.unique(codes, return_inverse=True)
-        texts = [key.dictionary.to_pylist() for key in keys]
-        places = np.array(
-            [
-                self._places.setdefault(
-                    tuple(text[n] for text, n in zip(texts, numbers, strict=True)),
-                    len(self._places),
-                )
-                for numbers in zip(*np.unravel_index(present, sizes), strict=True)
-            ],
-            np.int64,
-        )
-        more = len(self._places) - self._sums.shape[1]
-        self._sums = np.pad(self._sums, ((0, 0), (0, more)))
+        keys = zip(*(rows[name].to_pylist() for name in self._by), strict=True)
+        numbers = [self._row_of.setdefault(key, len(self._row_of)) for key in keys]
+        groups, num_groups = np.array(numbers, np.int64), len(self._row_of)
         values = rows[self._value].to_numpy()
         is_there = ~np.isnan(values)
-        here = _sums(values[is_there], inverse[is_there], len(present))
-        self._sums[:, places] = _together(self._sums[:, places], here)
+        sums = np.pad(self._sums, ((0, 0), (0, num_groups - self._sums.shape[1])))
+        self._sums = _together(sums, _sums(values[is_there], groups[is_there], num_groups))
 
     def close(self) -> None:
-        """Write the file."""
         import pyarrow as pa
-        import pyarrow.parquet
 
-        order = sorted(self._places, key=lambda key: (*key[1:], key[0]))
-        at = np.array([self._places[key] for key in order], np.int64)
-        metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
+        order = sorted(self._row_of, key=lambda key: (*key[1:], key[0]))
+        indices = [self._row_of[key] for key in order]
         columns = {
             name: pa.array([key[index] for key in order], pa.string())
             for index, name in enumerate(self._by)
         }
-        table = pa.table(columns | described(self._sums[:, at]))
-        table = table.replace_schema_metadata(metadata)
-        pa.parquet.write_table(table, self._target.path, compression="zstd")
+        write_table(pa.table(columns | described(self._sums[:, indices])), self._target)
 
 
 def described(sums: Any) -> dict[str, pa.Array]:
-    """Return the columns of `sums`, which are cells, means and sums of squared distances."""
+    """Return the columns of `sums`, which are cells, means and sums of squared deviations."""
     import pyarrow as pa
 
     cells, means, squares = sums
@@ -100,7 +82,7 @@ def described(sums: Any) -> dict[str, pa.Array]:
 
 
 def _sums(values: Any, groups: Any, num_groups: int) -> Any:
-    """Return count, mean and sum of squared distances from it of each group, shape (3, groups)."""
+    """Return count, mean and sum of squared deviations of each group, shape (3, groups)."""
     counts = np.bincount(groups, minlength=num_groups)
     with np.errstate(invalid="ignore"):
         means = np.bincount(groups, values, num_groups) / counts

@@ -1,7 +1,8 @@
-"""The genes of a Geneformer: their tokens and medians, from JSON or the published pickles.
+"""Read the tables of a Geneformer, with the tokens and medians of genes, from JSON or from the
+published pickles.
 
-Of a pickle, only dicts, texts, whole numbers and floats are built. NumPy's numbers, which are
-pickled as calls, are read by functions of this module. Anything else is refused.
+From a pickle, only dicts, texts, whole numbers and floats are read. NumPy's numbers, which are
+pickled as calls, are decoded by functions of this module. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ from featuremill.workloads.geneformer.options import ALL, Options
 
 PAD, CLS, EOS = "<pad>", "<cls>", "<eos>"
 INPUT_SIZES = {"V1": 2048, "V2": 4096}
-"""Tokens of a cell, with special tokens."""
+"""The largest number of tokens of a cell, with special tokens."""
 TOKEN = np.dtype("<u2")
-"""Type of a token in a payload; published vocabularies have 20,275 and 25,426."""
+"""The type of a token in a payload; published vocabularies have 20,275 and 25,426 tokens."""
 MOST_TOKENS = 2**16
 SPECIAL = {"V1": 0, "V2": 2}
-"""Special tokens of a cell."""
+"""The number of special tokens of a cell."""
 NUMPY_NUMBERS = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
+"""The format of `struct` for each type of NumPy's numbers in a pickle."""
 
 
 class Genes(NamedTuple):
-    """The tables that make a cell's tokens."""
+    """The tables that convert a cell to tokens, and the options that name genes."""
 
     tokens: dict[str, int]
     """The token of each gene with a median."""
     medians: npt.NDArray[np.float64]
-    """The median by token; NaN without one."""
+    """The median of each token; NaN if it has none."""
     names: dict[int, str]
-    """The gene of each token."""
     most: int
-    """The most genes of a cell; others are cut off."""
+    """The largest number of genes of a cell; the others are cut off."""
     chosen: tuple[int, ...] | None
-    """Tokens of the option `genes`, which are perturbed or have vectors; None for all."""
+    """The tokens of the option `genes`, which are perturbed or have vectors; None for all."""
     version: str
     words: Vocabulary
-    """The vocabulary of the workload encoder: the letters of a payload are genes' tokens."""
+    """The vocabulary for the workload encoder, in which the letters of a payload are tokens."""
     mapping: dict[str, str] | None = None
-    """The gene of each id in a file; None if no counts are added up."""
+    """The gene of each id in the option `gene_mapping`; None without it."""
     anchor: tuple[int, ...] = ()
     """The token of the option `anchor`; empty without it."""
 
 
 def load(options: Options, facts: Facts) -> Genes:
-    """Return the genes of a model.
+    """Return the genes of the model that `facts` describes.
 
     Raises:
         UserError: a file cannot be read, or does not belong to the model.
@@ -107,7 +108,7 @@ def load(options: Options, facts: Facts) -> Genes:
 
 
 def states_of(options: Options, width: int) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the vector of each state.
+    """Return the vector of each state in the option `states`.
 
     Raises:
         UserError: the file cannot be read, or its vectors do not fit the model.
@@ -170,7 +171,7 @@ def _tokens_of(
 
 
 def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, Any]:
-    """Return the numbers, or texts, in the file `name`, by text."""
+    """Return the table from texts to values of this `kind` in the file `name`."""
     path = Path(name)
     try:
         content = path.read_bytes()
@@ -199,7 +200,7 @@ def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, A
 
 
 class _NumberType:
-    """The type of NumPy's numbers in a pickle."""
+    """A type of NumPy's numbers, as a pickle describes it."""
 
     order = "<"
 
@@ -219,7 +220,7 @@ BUILDERS = {
     ("numpy.core.multiarray", "scalar"): _number,
     ("numpy._core.multiarray", "scalar"): _number,
 }
-"""Functions that a pickle may name, and those that are called instead."""
+"""Functions that a pickle may name, and those that are called in their place."""
 
 
 class _Unpickler(pickle.Unpickler):

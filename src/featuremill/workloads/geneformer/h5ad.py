@@ -1,7 +1,8 @@
-"""Counts of cells in an .h5ad, block by block, in bounded memory.
+"""Read counts of cells from an .h5ad, block by block, in bounded memory; write an AnnData object.
 
-Reads AnnData's published on-disk format with h5py: dense, CSR and CSC matrices; frames as groups
-(0.1.0 and 0.2.0, categorical and nullable texts) and as the tables of AnnData before 0.7.
+Files are read with h5py, by AnnData's specification: dense, CSR and CSC matrices, and data frames
+as groups (0.1.0 and 0.2.0, with categorical and nullable texts) or as the tables of AnnData before
+0.7. An object is written by its own class, so this module does not import anndata.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 BLOCK_VALUES = 4_000_000
 """Approximate numbers in a block."""
 PASS_VALUES = 64_000_000
-"""Numbers of a CSC matrix that are held at once: a larger one is read several times."""
+"""Numbers of a CSC matrix in memory at once; a larger matrix is read several times."""
 GENE_COLUMNS = ("ensembl_id", "gene_ids")
-"""Usual names of the column of Ensembl ids in var: Geneformer's own, and scanpy's for 10x files."""
+"""Usual names of the column of Ensembl ids in var: Geneformer's, and scanpy's for 10x files."""
 ENSEMBL = re.compile(r"(ENS[A-Z]*G\d{11})(\.\d+)?", re.IGNORECASE)
 """A gene's id, and its version."""
 
@@ -37,24 +38,22 @@ class Block(NamedTuple):
     """Consecutive cells."""
 
     first: int
-    """The number of the first cell, from 0."""
     names: list[str]
     edges: npt.NDArray[np.int64]
-    """Start of each cell's numbers, and the end of the last."""
+    """The start of each cell's counts in `values`, and the end of the last."""
     columns: npt.NDArray[Any]
-    """Genes of the numbers."""
+    """The index of each count's gene."""
     values: npt.NDArray[Any]
+    """The counts that are not 0."""
 
 
 class Cells:
-    """The counts of one open file."""
-
     def __init__(self, file: h5py.File, path: Path, counts: str, gene_column: str) -> None:
         self._path, self._counts = path, counts
-        self._matrix, var = self._places(file, counts)
+        self._matrix, var = self._matrix_and_genes(file, counts)
         self._obs = file["obs"]
         self.column, self.genes = self._genes(var, gene_column)
-        """The source of the genes' ids, in words, and the ids, without versions, in capitals."""
+        """The source of the genes' ids, for messages, and the ids without versions, in capitals."""
         shape = self._shape()
         num_cells = len(self._obs[_index_of(self._obs)])
         if shape != (num_cells, len(self.genes)):
@@ -63,20 +62,21 @@ class Cells:
                 f"cells and {len(self.genes):,} genes; write the file again."
             )
 
-    def _places(self, file: h5py.File, counts: str) -> tuple[Any, Any]:
+    def _matrix_and_genes(self, file: h5py.File, counts: str) -> tuple[Any, Any]:
         matrix, frame = ("raw/X", "raw/var") if counts == "raw" else (counts, "var")
         for name in ("obs", frame, matrix):
             if name not in file:
                 layers = [f"layers/{layer}" for layer in file.get("layers", ())]
-                there = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
+                matrices = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
                 raise UserError(
                     f"{self._path}: there is no {name} in it; set counts under options to where "
-                    f"the counts are ({there or 'it has no matrix'})."
+                    f"the counts are ({matrices or 'it has no matrix'})."
                 )
         return file[matrix], file[frame]
 
     def _genes(self, var: Any, chosen: str) -> tuple[str, list[str]]:
-        names = _columns_of(var)
+        columns = var.dtype.names if _is_table(var) else var
+        names = [str(name) for name in columns if name not in (_index_of(var), "__categories")]
         if chosen and chosen not in names:
             remedy = f"set it to one of {listed(names)}" if names else "leave it out"
             raise UserError(
@@ -95,17 +95,16 @@ class Cells:
         return int(shape[0]), int(shape[1])
 
     def num_repeats(self) -> int:
-        """Return how many cells have the name of an earlier one."""
+        """Return the number of cells that have the name of an earlier one."""
         names = _texts(self._obs, _index_of(self._obs))
         return len(names) - len(set(names))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all cells."""
         kind = _text(self._matrix.attrs.get("encoding-type", "array"))
         kind = _text(self._matrix.attrs.get("h5sparse_format", kind))[:3]
-        pieces = {"csr": self._by_rows, "csc": self._by_columns}.get(kind, self._dense)()
+        parts = {"csr": self._by_rows, "csc": self._by_columns}.get(kind, self._dense)()
         index, num_genes = _index_of(self._obs), len(self.genes)
-        for first, edges, columns, values in pieces:
+        for first, edges, columns, values in parts:
             if len(columns) and not 0 <= columns.min() <= columns.max() < num_genes:
                 raise ValueError(f"{self._counts} names a gene that is not there")
             cells = slice(first, first + len(edges) - 1)
@@ -117,21 +116,21 @@ class Cells:
         while first < last:
             end = int(np.searchsorted(edges, edges[first] + BLOCK_VALUES, side="right")) - 1
             end = min(max(end, first + 1), last)
-            here = slice(edges[first], edges[end])
-            columns, values = (self._matrix[name][here] for name in ("indices", "data"))
+            part = slice(edges[first], edges[end])
+            columns, values = (self._matrix[name][part] for name in ("indices", "data"))
             yield first, edges[first : end + 1] - edges[first], columns, values
             first = end
 
     def _by_columns(self) -> Iterator[tuple[int, Any, Any, Any]]:
-        """Transpose the matrix, so many rows at a time as memory allows."""
+        """Transpose the matrix, in blocks of as many cells as fit in memory."""
         num_cells, _ = self._shape()
         edges = self._matrix["indptr"][:].astype(np.int64)
         size = max(1, num_cells * PASS_VALUES // max(PASS_VALUES, int(edges[-1])))
         for first in range(0, num_cells, size):
             kept = [_NOTHING]
             for start in range(0, int(edges[-1]), BLOCK_VALUES):
-                here = slice(start, min(start + BLOCK_VALUES, int(edges[-1])))
-                rows, values = (self._matrix[name][here] for name in ("indices", "data"))
+                part = slice(start, min(start + BLOCK_VALUES, int(edges[-1])))
+                rows, values = (self._matrix[name][part] for name in ("indices", "data"))
                 if not 0 <= rows.min() <= rows.max() < num_cells:
                     raise ValueError(f"{self._counts} names a cell that is not there")
                 inside = np.flatnonzero((rows >= first) & (rows < first + size))
@@ -154,15 +153,14 @@ class Cells:
 
 
 _NOTHING = tuple(np.empty(0, kind) for kind in (np.int32, np.int32, np.int8))
-"""A matrix without numbers."""
 
 
 @contextmanager
 def opened(path: Path, counts: str, gene_column: str) -> Iterator[Cells]:
-    """Yield the counts of the file `path`, at the place that `Options` name.
+    """Yield the counts of the file `path`; `counts` and `gene_column` are options.
 
     Raises:
-        UserError: it is no .h5ad, is damaged, or has no such place.
+        UserError: the file is no .h5ad, is damaged, or lacks what the options name.
     """
     import h5py
 
@@ -188,7 +186,6 @@ def _text(value: Any) -> str:
 
 
 def _is_table(frame: Any) -> bool:
-    """Return whether a frame is a table of HDF5, as in AnnData before 0.7."""
     return getattr(frame, "dtype", None) is not None
 
 
@@ -198,13 +195,8 @@ def _index_of(frame: Any) -> str:
     return _text(frame.attrs.get("_index", "_index"))
 
 
-def _columns_of(frame: Any) -> list[str]:
-    names = frame.dtype.names if _is_table(frame) else frame
-    return [str(name) for name in names if name not in (_index_of(frame), "__categories")]
-
-
 def _texts(frame: Any, name: str, rows: slice = slice(None)) -> list[str]:
-    """Return values of a frame's column as text; "" for missing ones."""
+    """Return the values of a data frame's column as text; "" for missing values."""
     if _is_table(frame):
         return [_text(value) for value in frame[rows][name]]
     column = frame[name]
@@ -229,3 +221,32 @@ def _plain(values: Any) -> list[str]:
 
 def _named(codes: Any, categories: list[str]) -> list[str]:
     return [categories[code] if code >= 0 else "" for code in codes.tolist()]
+
+
+def write(cells: Any, path: Path) -> Path:
+    """Write a copy of an AnnData with what `Cells` reads; the object itself is unchanged."""
+    raw = cells.raw
+    own_raw = None if raw is None else {"X": raw.X, "var": _in_plain_types(raw.var)}
+    obs, var = _in_plain_types(cells.obs), _in_plain_types(cells.var)
+    try:
+        copy = type(cells)(cells.X, obs, var, layers=cells.layers, raw=own_raw)
+        copy.write_h5ad(path, convert_strings_to_categoricals=False)
+    except Exception as error:
+        problem = one_line(f"{type(error).__name__}: {error}")[:200].rstrip(".")
+        raise UserError(
+            f"inputs: anndata cannot write this AnnData ({problem}); give the path of an .h5ad."
+        ) from None
+    return path
+
+
+def _in_plain_types(frame: Any) -> Any:
+    """Return a DataFrame with texts and categories as Python's strings, as anndata 0.12 cannot
+    write those of pandas 3; a missing value becomes ""."""
+    names, columns = frame.index.astype(object), {}
+    for name, column in frame.items():
+        if column.dtype.kind not in "iufb":
+            values = zip(column.tolist(), column.isna().tolist(), strict=True)
+            texts = ["" if is_missing else str(value) for value, is_missing in values]
+            column = type(column)(texts, index=column.index, dtype=object)
+        columns[str(name)] = column.set_axis(names)
+    return type(frame)(columns, index=names)

@@ -111,7 +111,6 @@ class Options(NetworkOptions, LayerOptions):
         return self
 
     def delivers(self) -> set[Kind]:
-        """Return the kinds of values: vectors of cells and of genes, or lists of shifts."""
         if self.perturb != "none":
             return {"table"}
         return {"pooled", "per_residue", "table"} if self.gene_vectors else {"pooled"}

@@ -1,13 +1,12 @@
-"""perturbations.parquet: a row for each cell and perturbed gene: cell, gene, kind, cosine, tokens.
-
-It is the long table of `shifts` of the workload geneformer. The blocks of a cell are adjacent.
+"""Write perturbations.parquet: one row per cell and perturbed gene, with cell, gene, kind, cosine
+and tokens, from the column `shifts` of the workload geneformer. The blocks of a cell are adjacent.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from featuremill.workload.outputs import Format, Target, need
 
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHIFTS, GENE_SHIFTS, GENES = "shifts", "gene_shifts", "genes"
-"""The workload's columns: shifts of cells; these with the shifts of genes, and the genes' names."""
+"""Columns of the workload: the shifts of cells, the shifts of cells with the cosines of their
+genes, and the names of genes."""
 FORMAT = Format(
     "perturbations.parquet",
     "pandas, polars, DuckDB, R's arrow",
@@ -25,7 +25,7 @@ FORMAT = Format(
     columns_like=SHIFTS,
 )
 BETWEEN = "_block_"
-"""Separates the cell's name and the number of a block in an id."""
+"""The separator between a cell's name and the number of a block (from 1) in an id."""
 
 
 class Writer:
@@ -33,7 +33,6 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without shifts."""
         column_of(values, "perturbations")
 
     def __init__(self, target: Target) -> None:
@@ -46,11 +45,9 @@ class Writer:
         self._file = pa.parquet.ParquetWriter(target.path, self._schema, compression="zstd")
 
     def write(self, block: pa.Table) -> None:
-        """Append the shifts of a block's records."""
         self._file.write_table(long_table(block).cast(self._schema))
 
     def close(self) -> None:
-        """Write the footer."""
         self._file.close()
 
 
@@ -64,7 +61,7 @@ def column_of(values: pa.Schema, output: str) -> str:
 
 
 def fields_of(values: pa.Schema, output: str) -> list[pa.Field]:
-    """Return the fields of a shift but for lists, which are of genes."""
+    """Return the fields of a shift, without the list of its genes' cosines."""
     import pyarrow as pa
 
     shift = values.field(column_of(values, output)).type.value_type
@@ -72,7 +69,7 @@ def fields_of(values: pa.Schema, output: str) -> list[pa.Field]:
 
 
 def long_table(block: pa.Table) -> pa.Table:
-    """Return a row for each shift of a block's records: its cell, then its fields."""
+    """Return one row per shift of a block's records: its cell, then its fields."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -86,3 +83,20 @@ def long_table(block: pa.Table) -> pa.Table:
         for field in fields_of(block.schema, "perturbations")
     }
     return pa.table(columns)
+
+
+def write_table(table: pa.Table, target: Target) -> None:
+    """Write a whole table to `target`, with the provenance in its metadata."""
+    import pyarrow.parquet
+
+    metadata = {"featuremill": json.dumps(target.provenance, sort_keys=True)}
+    table = table.replace_schema_metadata(metadata)
+    pyarrow.parquet.write_table(table, target.path, compression="zstd")
+
+
+def numbers_of(known: dict[str, int], texts: Any) -> Any:
+    """Return the number of each of the dictionary-encoded `texts`; number those that are new."""
+    import numpy as np
+
+    numbers = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
+    return np.array(numbers, np.int64)[texts.indices.to_numpy()]

@@ -1,7 +1,7 @@
-"""Vectors that others computed and published: taken from a store, never computed here.
+"""The workload `imported`: vectors that others computed and published, read from a store.
 
-`featuremill store import` puts them there under the recipe of these options, which no computed
-vector has. A record that is not among them fails.
+`featuremill store import` writes them to the store under the recipe of these options, which no
+computed vector has. Nothing is computed: a record without an imported vector fails.
 """
 
 from collections.abc import Iterator
@@ -39,12 +39,12 @@ class Options(TableOptions):
 
 
 def records(files: Any, options: Options) -> Any:
-    """Read proteins."""
     return proteins(files, options)
 
 
 def published(source: Path, fasta: Path, declared: str, layer: int | None) -> Iterator[Any]:
-    """Read vectors of files that others published."""
+    """Yield options, a table of vectors and the number of proteins without one, for each lot of the
+    published vectors in `source`."""
     from featuremill.workloads.imported.files import lots_of, read
 
     file = read(source, layer)
@@ -54,45 +54,40 @@ def published(source: Path, fasta: Path, declared: str, layer: int | None) -> It
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Count residues."""
     return len(payload)
 
 
 def weights(options: Options) -> None:
-    """Need no weights."""
+    """Return None, as there are no weights."""
 
 
 def resolve(options: Options, device: Any, weights: None) -> Options:
-    """Leave all as it is."""
     return options
 
 
 def schema(options: Options, weights: None) -> pa.Schema:
-    """Name the column."""
     kind = pa.float16() if options.dtype == "float16" else pa.float32()
     return pa.schema({"imported": pa.list_(kind, options.width)})
 
 
 def batch_cost(options: Options, device: Any) -> int:
-    """Allow large batches."""
     return 1_000_000
 
 
 def load(options: Options, devices: Any, weights: None) -> Options:
-    """Return the options, which a reason names."""
+    """Return the options, as the reason of a failed record names the publisher."""
     return options
 
 
 def prepare(model: Options, payloads: Any, batch_cost: int) -> Any:
-    """Return the payloads."""
     return payloads
 
 
 def run(model: Options, batch: Any) -> Any:
-    """Return nothing: there is no way to compute these."""
+    """Raise RecordFailed, as imported vectors cannot be computed."""
     raise RecordFailed("absent", f"declared by {model.declared}")
 
 
 def collect(model: Options, result: Any) -> Any:
-    """Return what `run` never returns."""
+    """Return `result`; never called, as `run` returns nothing."""
     return result

@@ -1,4 +1,4 @@
-"""Vectors as others published them, in HDF5 or fair-esm's files, and the proteins they are of."""
+"""Read published vectors from HDF5 or fair-esm's files, and match them with proteins."""
 
 from __future__ import annotations
 
@@ -24,47 +24,46 @@ Vector = npt.NDArray[np.floating[Any]]
 
 
 class Published(NamedTuple):
-    """Vectors by the names that their file has for proteins."""
+    """The vectors of a file, by the names of their proteins."""
 
     keys: dict[str, Any]
-    """The key of the file for each name of a protein."""
+    """The key for each name of a protein."""
     vector_of: Callable[[Any], Vector]
     """Returns the vector of a key."""
     about: str = ""
-    """A note of the file about its vectors."""
 
 
 class Lot(NamedTuple):
-    """Some vectors of one kind."""
+    """Some vectors of one length and type."""
 
     first: Vector
     """The first vector of all lots."""
     table: pa.Table
-    """sha256 of the payload, and vector; each sequence once."""
+    """The sha256 of the payload, and the vector, of each distinct sequence."""
     num_without: int
-    """Number of the proteins without a vector."""
 
 
 def read(source: Path, layer: int | None) -> Published:
-    """Read what is known of the vectors in a file, or in a folder of fair-esm's files.
+    """Return the vectors in an HDF5 file, or in a file or folder of fair-esm's files.
 
     Raises:
-        UserError: it is none of those.
+        UserError: `source` is none of these.
     """
     is_hdf5 = source.is_file() and h5py.is_hdf5(source)
     return _of_hdf5(source) if is_hdf5 else _of_fair_esm(source, layer)
 
 
 def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
-    """Yield the vectors of the proteins in `fasta`, some thousand together; none where there is
-    none.
+    """Yield the vectors of the proteins in `fasta`, in lots of `ROWS_AT_ONCE`; nothing if no
+    protein has a vector.
 
     Raises:
-        UserError: two vectors are of different kinds, one is not finite, or one is of two proteins.
+        UserError: vectors have different lengths or types, one is not finite, or one belongs to two
+            proteins.
     """
     wanted, num_without = _wanted(published.keys, source, fasta)
     first: Vector | None = None
-    held: dict[bytes, Vector] = {}
+    vectors: dict[bytes, Vector] = {}
     for sha256, (key, id) in wanted.items():
         vector = published.vector_of(key)
         first = vector if first is None else first
@@ -76,12 +75,12 @@ def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
         if not len(vector) or not np.isfinite(vector).all():
             problem = f"is not finite in {vector.dtype}" if len(vector) else "has no numbers"
             raise UserError(f"{source}: the vector of {id} {problem}; leave it out.")
-        if len(held) == ROWS_AT_ONCE:
-            yield Lot(first, _table(held), num_without)
-            held = {}
-        held[sha256] = vector
+        if len(vectors) == ROWS_AT_ONCE:
+            yield Lot(first, _table(vectors), num_without)
+            vectors = {}
+        vectors[sha256] = vector
     if first is not None:
-        yield Lot(first, _table(held), num_without)
+        yield Lot(first, _table(vectors), num_without)
 
 
 def _wanted(
@@ -112,11 +111,10 @@ def _wanted(
     return wanted, num_without
 
 
-def _table(held: dict[bytes, Vector]) -> pa.Table:
-    vectors = list(held.values())
-    flat = pa.array(np.concatenate(vectors))
-    values = pa.FixedSizeListArray.from_arrays(flat, len(vectors[0]))
-    return pa.table([pa.array(held, pa.binary(32)), values], ["sha256", "imported"])
+def _table(vectors: dict[bytes, Vector]) -> pa.Table:
+    flat = pa.array(np.concatenate(list(vectors.values())))
+    values = pa.FixedSizeListArray.from_arrays(flat, len(flat) // len(vectors))
+    return pa.table([pa.array(vectors, pa.binary(32)), values], ["sha256", "imported"])
 
 
 def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:
@@ -130,8 +128,8 @@ def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:
 
 
 def _of_hdf5(path: Path) -> Published:
-    """Read UniProt's per-protein.h5, bio_embeddings' HDF5, or our own: a dataset a protein, named
-    by its accession, or by a number with the id in `original_id`."""
+    """Read UniProt's per-protein.h5, the HDF5 of bio_embeddings, or our own: one dataset per
+    protein. Its name is the accession, or a number if the attribute `original_id` has the id."""
     try:
         file = open_whole(path)
     except OSError as error:
@@ -142,7 +140,7 @@ def _of_hdf5(path: Path) -> Published:
             raise UserError(
                 f"{path}: {key} is a group; give a file with one dataset for each protein."
             )
-        id = file[key].attrs.get("original_id")  # then the dataset's name may be a mere number
+        id = file[key].attrs.get("original_id")
         if id is None:
             names = {key.replace("%2F", "/").replace("%25", "%")}
         else:
@@ -168,7 +166,7 @@ def _of_hdf5(path: Path) -> Published:
 
 
 def _of_fair_esm(path: Path, layer: int | None) -> Published:
-    """Read `mean_representations` of fair-esm's .pt files: of one, or of all in a folder."""
+    """Read `mean_representations` of fair-esm's .pt file, or of all such files in a folder."""
     files = sorted(path.rglob("*.pt")) if path.is_dir() else [path]
     if not files or not all(file.suffix == ".pt" and file.is_file() for file in files):
         raise UserError(

@@ -1,7 +1,7 @@
-"""Rows of a table to JSON that is valid against a schema, by a language model on this machine.
+"""The workload `llm_json`: JSON for each row of a table, by a language model on this machine.
 
-A record is a row's prompt. Messages, logs and reasons never contain a prompt or a reply: both may
-be about patients.
+The JSON is valid against a schema. A record is a row's prompt. Messages, logs and reasons never
+contain a prompt or a reply: both may be about patients.
 """
 
 from __future__ import annotations
@@ -25,46 +25,18 @@ from featuremill.kit.errors import (
 )
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import Kind, is_missing
-from featuremill.workload import Record, RecordFailed, networks
+from featuremill.workload import Record, RecordFailed, Weights, networks
 from featuremill.workload.hugging_face import json_of, place_of
 from featuremill.workloads.encoder import chat
 from featuremill.workloads.llm_json import memory, prompts, replies
-from featuremill.workloads.llm_json.options import Options
+from featuremill.workloads.llm_json.options import Options as Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedTokenizerFast
 
-    from featuremill.workload import Device, Weights
-    from featuremill.workloads.llm_json.engines import Engine, Reply, Request
-
-__all__ = [
-    "ATTRIBUTES",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "PRECISION",
-    "REASONS",
-    "SHARD_COST",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "batch_cost",
-    "collect",
-    "cost",
-    "load",
-    "memory_mb",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "spreads",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
+    from featuremill.workload import Device
+    from featuremill.workloads.llm_json.engines import Reply, Request, Transformers, Vllm
 
 VERSION = "4"
 ATTRIBUTES = ("dtype",)
@@ -74,19 +46,20 @@ LENGTH_UNIT = "characters"
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "llm_json.yaml"
 VERSIONS_OF = ("transformers", "tokenizers", "llguidance", "vllm")
 SHARD_COST = 1_000_000
-"""Some 1,500 rows: five minutes at 3,000 tokens a second, which was not measured."""
+"""About 1,500 rows: five minutes at an assumed 3,000 tokens a second."""
 BYTES_PER_TOKEN = 4
-"""In English, about."""
+"""The approximate number in English text."""
 BATCH_TOKENS_VLLM = 250_000
-"""Enough rows to keep vLLM's own batches full; a kill loses at most these."""
-TURNS = 4
-"""How often a batch of the run has as many rows as are computed at once, so that a row that ended
-has others to take its place."""
+"""Tokens of a batch for vLLM: enough to fill vLLM's own batches. If a job is killed, at most these
+are lost."""
+BATCHES_OF_ROWS = 4
+"""The rows of a batch, as a multiple of the rows that are computed at once, so that a row whose
+reply is complete is replaced by another one."""
 USUAL_PROMPT = 512
-"""Tokens of a prompt, about."""
+"""The assumed number of tokens of a prompt."""
 USUAL_CONTEXT = 4096
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
-"""The names of the number of positions in different architectures."""
+"""Keys of `config.json` for the number of positions, by architecture."""
 CUT_OFF = Kind(
     "cut_off",
     ("reply cut off",),
@@ -113,28 +86,24 @@ REASONS = (CUT_OFF, INVALID, PROMPT_TOO_LONG, REFUSED)
 
 
 class Model(NamedTuple):
-    """Loaded once for each shard."""
-
-    engine: Engine
+    engine: Transformers | Vllm
     tokenizer: PreTrainedTokenizerFast
     reader: replies.Reader
     options: Options
     columns: pa.Schema
     backend: str
-    """The method that computes, for the receipt."""
 
 
 class Row(NamedTuple):
-    """The result of a prompt."""
-
     reason: str | None
     values: dict[str, Any]
     """The values by column; empty with a reason."""
 
 
 @contextlib.contextmanager
-def _without_words() -> Iterator[None]:
-    """Replace an exception by its class and position: libraries quote the data in messages."""
+def _without_quotes() -> Iterator[None]:
+    """Replace an exception by one that has only its class and position, as libraries quote data in
+    their messages."""
     try:
         yield
     except (UserError, WorkloadError, RecordFailed):
@@ -151,7 +120,7 @@ def _without_words() -> Iterator[None]:
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the rows of `inputs` as prompts; refuse rows without one."""
+    """Yield the prompt of each row of `inputs`; rows without a prompt are refused."""
     prompt = prompts.read(options.prompt)
     for record in rows(inputs, options):
         if record.reason:
@@ -160,7 +129,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         text, reason = "", ""
         try:
             row = json.loads(record.payload)
-            reason = _empty(row, options.required_columns)
+            reason = _missing_value(row, options.required_columns)
             text = "" if reason else prompt.fill(row)
             payload = text.encode()
         except UserError:
@@ -172,9 +141,8 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         yield record._replace(payload=payload, reason=reason, length=len(text))
 
 
-def _empty(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """Return the reason if one of `columns` is empty in the row, or has a word for a missing value;
-    else ""."""
+def _missing_value(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Return the reason if the row has no value in one of `columns`; else ""."""
     for name in columns:
         text = "" if row.get(name) is None else str(row[name]).strip()
         if not text or is_missing(text):
@@ -184,42 +152,37 @@ def _empty(row: Mapping[str, Any], columns: Sequence[str]) -> str:
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the approximate number of tokens of a row, at most."""
+    """Return the approximate largest number of tokens of a prompt and its reply."""
     return -(-len(payload) // BYTES_PER_TOKEN) + options.max_tokens
 
 
 def weights(options: Options) -> str:
-    """Return the folder of the model."""
     return options.model
 
 
 def options_of_model(model: str) -> Options:
-    """Return options without a question: prompt, schema and reply say nothing of the memory."""
+    """Return options without a prompt and a schema, which do not change the memory."""
     return Options.model_construct(model=model, prompt="", json_schema="", chat=False, max_tokens=1)
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return the size of the network by its config; nothing is hashed."""
-    from featuremill.workload import Weights
-
     folder = place_of(options.model)
     size = memory.size_of_config(folder)._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in size.items()})
 
 
 def weights_mb(weights: Weights) -> float:
-    """Return the size of the checkpoint in MiB."""
     return memory.size_of(weights).file_bytes / 2**20
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
-    """Return the estimated peak in MiB; `options` are resolved ones. How many rows there are at
-    once does not depend on `batch_cost`."""
+    """Return the estimated peak memory in MiB for resolved `options`. The number of rows that are
+    computed at once does not depend on `batch_cost`."""
     return memory.estimate_mb(memory.size_of(weights), options, device)
 
 
 def _context(options: Options, folder: Path) -> int:
-    """Return how many tokens prompt and reply may have together."""
+    """Return the largest number of tokens of a prompt with its reply."""
     config = json_of(folder / "config.json", "a model's")
     config = config.get("text_config", config)  # of a model that also takes images
     most = next((int(config[name]) for name in POSITIONS if config.get(name)), None)
@@ -237,8 +200,11 @@ def _context(options: Options, folder: Path) -> int:
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Resolve the dtype for `device` and the context; refuse what the model or a schema does not
-    support."""
+    """Return `options` with the dtype on `device` and the context.
+
+    Raises:
+        UserError: the device, the model or llguidance does not support an option or the schema.
+    """
     assert weights is not None
     if device.kind == "cpu" and (options.quantize != "none" or options.engine == "vllm"):
         name = "quantize" if options.quantize != "none" else "engine"
@@ -250,19 +216,18 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
     if options.chat:
         chat.template_of(weights.path, is_answered=True)
-    settled = {
+    resolved = {
         "dtype": networks.dtype_on(device, options.dtype),
         "context": _context(options, weights.path),
     }
-    return options.model_copy(update=settled)
+    return options.model_copy(update=resolved)
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of values."""
     import pyarrow as pa
 
-    properties = replies.properties(replies.read(options.json_schema))
-    fields = pa.struct({name: column.type for name, column in properties.items()})
+    types = replies.types_of(replies.read(options.json_schema)).items()
+    fields = pa.struct({name: pa.string() if type is None else type for name, type in types})
     return pa.schema(
         {
             "json": pa.string(),
@@ -276,22 +241,22 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the tokens of a batch: of one row, where rows are computed one after another."""
+    """Return the largest number of tokens of a batch; 1, which means a single row, if rows are
+    computed one by one."""
     if options.engine == "vllm":
         return BATCH_TOKENS_VLLM
     if options.batch_rows == 1:
         return 1
     most = memory.MOST_ROWS if device.kind == "cuda" else memory.ROWS_ON_CPU
-    return TURNS * (options.batch_rows or most) * (USUAL_PROMPT + options.max_tokens)
+    return BATCHES_OF_ROWS * (options.batch_rows or most) * (USUAL_PROMPT + options.max_tokens)
 
 
 def spreads(options: Options) -> bool:
-    """Whether the model can be spread over several GPUs."""
     return options.engine == "vllm" or options.quantize == "none"
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the model on its devices, its tokenizer, and the check of its replies."""
+    """Return the model on its devices, its tokenizer, and the validator of its replies."""
     from featuremill.workload import spread
     from featuremill.workloads.llm_json import engines
 
@@ -300,17 +265,17 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     replies.refuse_wrong(document, options.json_schema)
     folder = weights.path
     tokenizer = chat.opened(folder, is_answered=True) if options.chat else chat.tokenizer_of(folder)
-    engine: Engine
+    engine: Transformers | Vllm
     if options.engine == "vllm":
         _refuse_missing("vllm", "options.engine", "transformers")
         engine = engines.Vllm(weights.path, options, len(devices), document)
     else:
         if options.quantize != "none":
             _refuse_missing("bitsandbytes", "options.quantize", "none")
-        places, common = spread.places(devices), _common(options, tokenizer)
-        engine = engines.Transformers(weights.path, options, places, tokenizer, document, common)
-    columns = schema(options, weights)
-    return Model(engine, tokenizer, replies.reader(document), options, columns, engine.backend)
+        on, common = spread.places(devices), _common(options, tokenizer)
+        engine = engines.Transformers(weights.path, options, on, tokenizer, document, common)
+    reader, columns = replies.reader(document), schema(options, weights)
+    return Model(engine, tokenizer, reader, options, columns, engine.backend)
 
 
 def _refuse_missing(module: str, option: str, instead: str) -> None:
@@ -322,10 +287,10 @@ def _refuse_missing(module: str, option: str, instead: str) -> None:
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Request]:
-    """Turn prompts into tokens, by the chat template."""
+    """Return the tokens of each prompt, in the model's chat template."""
     from featuremill.workloads.llm_json.engines import Request
 
-    with _without_words():
+    with _without_quotes():
         return [
             Request(
                 _tokens(model.options, model.tokenizer, payload.decode()),
@@ -342,8 +307,8 @@ def _tokens(options: Options, tokenizer: PreTrainedTokenizerFast, prompt: str) -
 
 
 def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Return the common first tokens of prompts, found with two made-up rows; [] if the template
-    rejects such rows."""
+    """Return the tokens with which all prompts begin, from two sample rows; [] if the template
+    rejects these rows."""
     prompt = prompts.read(options.prompt)
     sample_rows = [dict.fromkeys(prompt.columns, value) for value in chat.SAMPLE_TEXTS]
     try:
@@ -354,7 +319,8 @@ def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def run(model: Model, batch: list[Request]) -> list[Row]:
-    """Ask the model, again if a reply is not accepted, and check its replies."""
+    """Return a row for each prompt. A prompt whose reply is cut off or invalid is computed again,
+    up to `attempts` times."""
     rows: dict[int, Row] = {}
     options = model.options
     assert options.context is not None
@@ -367,18 +333,18 @@ def run(model: Model, batch: list[Request]) -> list[Row]:
             )
             rows[number] = Row(PROMPT_TOO_LONG.reason(counts), {})
     left = [number for number in range(len(batch)) if number not in rows]
-    with _without_words():
+    with _without_quotes():
         for attempt in range(1, options.attempts + 1):
-            replies_given = model.engine.replies([batch[number] for number in left], attempt)
-            for number, reply in zip(left, replies_given, strict=True):
-                rows[number] = _judged(model, batch[number], reply, attempt)
+            texts = model.engine.replies([batch[number] for number in left], attempt)
+            for number, reply in zip(left, texts, strict=True):
+                rows[number] = _checked(model, batch[number], reply, attempt)
             left = [number for number in left if rows[number].reason]
             if not left:
                 break
     return [rows[number] for number in range(len(batch))]
 
 
-def _judged(model: Model, request: Request, reply: Reply, attempt: int) -> Row:
+def _checked(model: Model, request: Request, reply: Reply, attempt: int) -> Row:
     from featuremill.workloads.llm_json.engines import LENGTH, STOP
 
     times = f" ({attempt} attempts)" if attempt > 1 else ""
@@ -402,11 +368,10 @@ def _judged(model: Model, request: Request, reply: Reply, attempt: int) -> Row:
 
 
 def collect(model: Model, result: list[Row]) -> pa.RecordBatch:
-    """Return a row for each prompt, and the reason of rows without a reply."""
     import pyarrow as pa
 
     nothing = dict.fromkeys(model.columns.names)
-    with _without_words():
+    with _without_quotes():
         values = pa.RecordBatch.from_pylist(
             [row.values or nothing for row in result], model.columns
         )

@@ -1,9 +1,9 @@
-"""Engines for a model: transformers or vLLM, many rows at once.
+"""Compute replies with transformers or vLLM, many rows at once.
 
-A matrix product rounds differently for eight rows than for one, which may change the likeliest of
-two tokens that are about as likely: in 16 bits now and then, in fp32 hardly ever. With one row at a
-time, a row's reply depends on the row alone. Random numbers come from a counter: the seed, the
-prompt, the attempt and the token's number, not from earlier random numbers.
+A matrix product rounds differently for eight rows than for one. This may change which of two tokens
+with almost equal probabilities is the likeliest: sometimes in 16 bits, hardly ever in fp32. With
+one row at a time, a reply depends on its row alone. Random numbers are counter-based: a hash of the
+seed, the prompt, the attempt and the token's number, independent of earlier random numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,64 +30,49 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from transformers import PreTrainedTokenizerFast
 
-    from featuremill.workloads.llm_json.slots import Alone, Slots
+    from featuremill.workloads.llm_json.slots import OneRow, Slots
 
 log = logging.getLogger("featuremill.llm_json")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 STOP, LENGTH = "stop", "length"
-"""How a reply ended: by itself, or at `max_tokens`."""
+"""Why a reply ended: it is complete, or it has `max_tokens`."""
 LEAST_COMMON = 16
-"""Tokens that prompts begin with, before these are computed once."""
+"""The least number of common first tokens of all prompts that are computed only once."""
 
 
 class Request(NamedTuple):
-    """A prompt."""
-
     tokens: list[int]
     sha256: bytes
-    """The sha256 of its payload."""
 
 
 @dataclass
 class _Row:
-    """A prompt whose reply is being made."""
+    """A prompt whose reply is incomplete."""
 
     number: int
-    """The index of the request."""
     request: Request
     matcher: LLMatcher
     chosen: list[int] = field(default_factory=list)
-    """Tokens of the reply, without those that end it."""
+    """Tokens of the reply, without end tokens."""
     last: int = 0
     finish: str = ""
 
 
 class Reply(NamedTuple):
-    """A reply."""
-
     text: str
     num_tokens: int
     finish: str
-    """STOP, LENGTH, or why the grammar gave up."""
+    """STOP, LENGTH, or the error of the grammar."""
 
 
-class Engine(Protocol):
-    """A model on its devices."""
-
-    backend: str
-
-    def replies(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
-        """Return the reply to each prompt, in order; attempts count from 1."""
-
-
-def drawn(seed: int, sha256: bytes, attempt: int, number: int) -> int:
+def random_bits(seed: int, sha256: bytes, attempt: int, number: int) -> int:
     """Return 64 random bits that depend only on the arguments."""
     counter = b"".join(part.to_bytes(8, "little") for part in (seed, attempt, number))
     return int.from_bytes(hashlib.blake2b(counter + sha256, digest_size=8).digest(), "little")
 
 
 class Transformers:
-    """A model of transformers, its layers spread over devices."""
+    """A model of transformers, with its layers on one or several devices."""
 
     def __init__(
         self,
@@ -98,7 +83,7 @@ class Transformers:
         schema: dict[str, Any],
         common: Sequence[int] = (),
     ) -> None:
-        """`common` are the tokens that prompts begin with."""
+        """`common` are the tokens with which all prompts begin."""
         from llguidance.hf import from_tokenizer
 
         self._options, self._device, self._common = options, devices[0], list(common)
@@ -125,27 +110,29 @@ class Transformers:
 
         wanted, context = self._options.batch_rows, self._options.context
         assert context is not None
-        self._is_alone = wanted == 1 or not slots.can_take(self._network, context)
-        self._beginning = None
-        if self._is_alone:
+        self._has_one_row = wanted == 1 or not slots.supports(self._network, context)
+        self._prefix = None
+        if self._has_one_row:
             if wanted not in (None, 1):
                 log.warning("%s computes one row at a time: batch_rows has no effect", self.backend)
-            self._keeps = slots.kept_by(self._network)
-            if not self._keeps:
+            self._state_name = slots.state_name(self._network)
+            if not self._state_name:
                 log.warning(
                     "%s keeps nothing of a text that can be used here: each token of a reply takes "
                     "as long as the whole text",
                     self.backend,
                 )
             return
-        self._token_bytes = slots.bytes_of_a_token(self._network)
+        self._token_bytes = slots.token_bytes(self._network)
         if len(self._common) >= LEAST_COMMON:
-            self._beginning = slots.beginning_of(self._network, self._common)
+            self._prefix = slots.prefix_of(self._network, self._common)
 
     def _most_rows(self, num_tokens: int) -> int:
-        """Return how many rows of up to so many tokens are computed at once."""
-        if self._is_alone or self._options.batch_rows:
-            return self._options.batch_rows or 1
+        """Return the number of rows with up to `num_tokens` that are computed at once."""
+        if self._has_one_row:
+            return 1
+        if self._options.batch_rows:
+            return self._options.batch_rows
         if self._device.type == "cpu":
             return memory.ROWS_ON_CPU
         return min(
@@ -156,16 +143,19 @@ class Transformers:
 
     @torch.inference_mode()
     def replies(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
-        """Return the reply to each prompt. When a row ends, the next request takes its slot."""
-        from featuremill.workloads.llm_json.slots import Alone, Slots
+        """Return the reply to each prompt, in order; attempts count from 1. The next request takes
+        the slot of a row whose reply is complete."""
+        from llguidance import LLMatcher
+
+        from featuremill.workloads.llm_json.slots import OneRow, Slots
 
         longest = max((len(request.tokens) for request in requests), default=0)
         num_tokens = longest + self._options.max_tokens
-        num_rows = 1 if self._is_alone else min(self._most_rows(num_tokens), len(requests))
-        slots: Slots | Alone = (
-            Alone(self._network, self._keeps)
-            if self._is_alone
-            else Slots(self._network, num_rows, num_tokens, self._beginning)
+        num_rows = min(self._most_rows(num_tokens), len(requests))
+        slots: Slots | OneRow = (
+            OneRow(self._network, self._state_name)
+            if self._has_one_row
+            else Slots(self._network, num_rows, num_tokens, self._prefix)
         )
         reply_of: dict[int, Reply] = {}
         waiting = list(range(len(requests)))[::-1]
@@ -174,8 +164,9 @@ class Transformers:
         while waiting or rows:
             while waiting and len(rows) < num_rows:
                 number = waiting.pop()
-                row = _Row(number, requests[number], self._matcher())
-                logits_V = slots.give(len(rows), row.request.tokens)
+                matcher = LLMatcher(self._words, self._grammar, log_level=0)
+                row = _Row(number, requests[number], matcher)
+                logits_V = slots.start(len(rows), row.request.tokens)
                 rows.append(row)
                 self._choose([row], logits_V[None], attempt)
                 self._end(rows, slots, reply_of)
@@ -194,29 +185,27 @@ class Transformers:
             allowed_V[: len(mask)] = mask
             if row.matcher.is_error():
                 row.finish, allowed_V[:] = str(row.matcher.stop_reason()), True
+        options = self._options
         numbers = [
-            drawn(self._options.seed, row.request.sha256, attempt, len(row.chosen)) for row in rows
+            random_bits(options.seed, row.request.sha256, attempt, len(row.chosen)) for row in rows
         ]
-        tokens = _chosen(logits_RV, allowed_RV, self._options.temperature, numbers)
+        tokens = _chosen(logits_RV, allowed_RV, options.temperature, numbers)
         for row, token in zip(rows, tokens, strict=True):
-            self._take(row, token)
+            if row.finish:
+                continue
+            if not row.matcher.consume_token(token):
+                row.finish = str(row.matcher.stop_reason())
+                continue
+            row.last = token
+            if token not in self._ends:
+                row.chosen.append(token)
+            if row.matcher.is_stopped():
+                row.finish = STOP
+            elif len(row.chosen) >= options.max_tokens:
+                row.finish = LENGTH
 
-    def _take(self, row: _Row, token: int) -> None:
-        if row.finish:
-            return
-        if not row.matcher.consume_token(token):
-            row.finish = str(row.matcher.stop_reason())
-            return
-        row.last = token
-        if token not in self._ends:
-            row.chosen.append(token)
-        if row.matcher.is_stopped():
-            row.finish = STOP
-        elif len(row.chosen) >= self._options.max_tokens:
-            row.finish = LENGTH
-
-    def _end(self, rows: list[_Row], slots: Slots | Alone, reply_of: dict[int, Reply]) -> None:
-        """Free the slots of rows that have ended; the last row moves into a freed slot."""
+    def _end(self, rows: list[_Row], slots: Slots | OneRow, reply_of: dict[int, Reply]) -> None:
+        """Free the slots of rows with a complete reply; the last row moves into a freed slot."""
         for slot in range(len(rows) - 1, -1, -1):
             row = rows[slot]
             if row.finish:
@@ -227,11 +216,6 @@ class Transformers:
                 rows[slot] = rows[-1]
                 rows.pop()
 
-    def _matcher(self) -> LLMatcher:
-        from llguidance import LLMatcher
-
-        return LLMatcher(self._words, self._grammar, log_level=0)
-
 
 def _chosen(
     logits_RV: torch.Tensor,
@@ -239,8 +223,8 @@ def _chosen(
     temperature: float,
     numbers: Sequence[int],
 ) -> list[int]:
-    """Return of each row the likeliest allowed token, or at a temperature the one that its number
-    (64 bits) draws.
+    """Return for each row the likeliest allowed token, or with a temperature the token that its
+    random number of 64 bits selects.
 
     Raises:
         RecordFailed: a row has no token with a finite logit.
@@ -252,10 +236,10 @@ def _chosen(
     if not temperature:
         return [int(token) for token in logits_RV.argmax(1).tolist()]
     shares_RV = torch.softmax(logits_RV.double().cpu() / temperature, 1).numpy()
-    return [_drawn(shares_V, number) for shares_V, number in zip(shares_RV, numbers, strict=True)]
+    return [_sampled(shares_V, number) for shares_V, number in zip(shares_RV, numbers, strict=True)]
 
 
-def _drawn(shares_V: np.ndarray[Any, Any], number: int) -> int:
+def _sampled(shares_V: np.ndarray[Any, Any], number: int) -> int:
     tokens = np.flatnonzero(shares_V)
     sums = shares_V[tokens].cumsum()
     index = np.searchsorted(sums, number / 2**64 * sums[-1], side="right")
@@ -263,13 +247,13 @@ def _drawn(shares_V: np.ndarray[Any, Any], number: int) -> int:
 
 
 def _network(folder: Path, options: Options, devices: Sequence[torch.device]) -> tuple[Any, Copies]:
-    """Return the network on its devices, and what copies between these."""
+    """Return the network on its devices, and how tensors are copied between these."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     more: dict[str, Any] = {}
     if options.quantize != "none":
-        # Not tried: bitsandbytes needs a GPU.
+        # Untested: bitsandbytes needs a GPU.
         is_4bit = options.quantize == "4bit"
         more["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_8bit=not is_4bit,
@@ -305,15 +289,15 @@ def _network(folder: Path, options: Options, devices: Sequence[torch.device]) ->
 
 
 class Vllm:
-    """vLLM, on all devices of a lease; not tried, as it needs a GPU."""
+    """vLLM on all devices of a lease. It is untested, as it needs a GPU."""
 
     def __init__(
         self, folder: Path, options: Options, num_devices: int, schema: dict[str, Any]
     ) -> None:
-        # vLLM would report each start to its makers.
+        # By default, vLLM sends usage statistics to its developers.
         environment.Variable("VLLM_NO_USAGE_STATS").set("1")
         vllm = import_module("vllm")
-        held = import_module("vllm.sampling_params").StructuredOutputsParams(json=schema)
+        structure = import_module("vllm.sampling_params").StructuredOutputsParams(json=schema)
         self._engine = vllm.LLM(
             model=str(folder),
             dtype={"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[options.dtype],
@@ -324,18 +308,18 @@ class Vllm:
             disable_log_stats=True,
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
         )
-        self._options, self._held, self._params = options, held, vllm.SamplingParams
+        self._options, self._structure, self._params = options, structure, vllm.SamplingParams
         self.backend = f"vllm {vllm.__version__} {options.dtype}"
 
     def replies(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
-        """Return the reply to each prompt, in batches of vLLM's own."""
+        """Return the reply to each prompt, in order; vLLM makes its own batches."""
         options = self._options
         params = [
             self._params(
                 temperature=options.temperature,
-                seed=drawn(options.seed, each.sha256, attempt, 0) >> 1,
+                seed=random_bits(options.seed, each.sha256, attempt, 0) >> 1,
                 max_tokens=options.max_tokens,
-                structured_outputs=self._held,
+                structured_outputs=self._structure,
             )
             for each in requests
         ]

@@ -17,7 +17,7 @@ from featuremill.workloads.llm_json import prompts
 
 
 class Options(RowOptions, LayerOptions):
-    """The question about each row, and the form of the reply."""
+    """The prompt for each row, the model, and the form of its replies."""
 
     PACKAGES = MappingProxyType(
         dict.fromkeys(
@@ -70,17 +70,12 @@ class Options(RowOptions, LayerOptions):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse options without effect."""
-        if not self.temperature:
-            for name in ("seed", "attempts"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"{name} has no effect with temperature: 0, which replies the same each "
-                        "time; leave it out"
-                    )
+        for name in ("seed", "attempts"):
+            same = "temperature: 0, which replies the same each time"
+            self._refuse_idle(name, not self.temperature, same)
         if self.gpu_layers and (self.engine == "vllm" or self.quantize != "none"):
             raise ValueError("gpu_layers needs engine: transformers and quantize: none")
-        if self.engine == "vllm" and self.batch_rows is not None:
-            raise ValueError("batch_rows has no effect with engine: vllm; leave it out")
+        self._refuse_idle("batch_rows", self.engine == "vllm", "engine: vllm")
         if self.engine == "vllm" and self.quantize == "8bit":
             raise ValueError("quantize: 8bit is not in vllm; take 4bit, or engine: transformers")
         return self
@@ -91,9 +86,7 @@ class Options(RowOptions, LayerOptions):
             chat.check(place_of(self.model), is_answered=True)
 
     def payload_columns(self) -> Sequence[str]:
-        """Return the columns in the prompt."""
         return sorted({*prompts.read(self.prompt).columns, *self.required_columns})
 
     def delivers(self) -> set[Kind]:
-        """Return the kind of all columns."""
         return {"table"}

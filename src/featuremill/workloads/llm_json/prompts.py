@@ -1,4 +1,5 @@
-"""A prompt: a Jinja template over a row's columns, in a sandbox without files or random numbers.
+"""Fill prompts: a Jinja template with the columns of a row, in a sandbox without files and random
+numbers.
 
 Messages contain the class of an error, never the content of a row, which may be private.
 """
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
     from jinja2.nodes import Template as Tree
 
 ROW = "row"
-"""The variable with all columns, for names that are no variables."""
-BY_CHANCE = ("random", "lipsum")
-"""Functions of Jinja that give another prompt each time."""
+"""The variable with all columns, also those whose names are no variables."""
+RANDOM = ("random", "lipsum")
 OBJECT = re.compile(r" at 0x[0-9a-f]+(>|&gt;)", re.IGNORECASE)
-"""The end of the text of an object that is none, such as a method: its address, which is another
-one in each process."""
+"""The end of the text of a Python object such as a method: its address, which differs between
+processes."""
 
 
 class Prompt(NamedTuple):
@@ -33,16 +33,16 @@ class Prompt(NamedTuple):
     path: str
     template: Template
     variables: frozenset[str]
-    """The columns that stand in it as variables."""
+    """The columns that the template uses as variables."""
     columns: Sequence[str]
-    """These, and those that it takes from `row`, sorted."""
+    """All columns that the template uses, as variables or from `row`, sorted."""
 
     def fill(self, row: Mapping[str, Any]) -> str:
         """Return the prompt of a row.
 
         Raises:
-            UserError: an object stands where a text should.
-            Exception: of any class, if the template cannot be filled in.
+            UserError: the prompt would contain a Python object instead of a text.
+            Exception: of any class, if the template raises it.
         """
         text = self.template.render({**{name: row[name] for name in self.variables}, ROW: row})
         if OBJECT.search(text) and not any(OBJECT.search(str(value)) for value in row.values()):
@@ -58,13 +58,13 @@ def read(path: str) -> Prompt:
     """Return the template in the file `path`.
 
     Raises:
-        UserError: there is none, or it cannot be the prompt of a row.
+        UserError: it cannot be read, is no template, or uses no column.
     """
     from jinja2 import StrictUndefined, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     jinja = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
-    for name in BY_CHANCE:
+    for name in RANDOM:
         jinja.filters.pop(name, None)
         jinja.globals.pop(name, None)
     names_none = jinja.overlay()
@@ -92,9 +92,12 @@ def read(path: str) -> Prompt:
 
 
 def _variables(tree: Tree, functions: set[str], path: str) -> frozenset[str]:
-    """Return the variables of a template. A name of one of Jinja's `functions` is that function
-    where it is called, and else a column."""
+    """Return the variables of a template. The name of one of Jinja's `functions` is a column,
+    unless it is called."""
     from jinja2 import meta, nodes
+
+    def is_name(node: Node, name: str) -> bool:
+        return isinstance(node, nodes.Name) and node.name == name and node.ctx == "load"
 
     if any(True for _ in meta.find_referenced_templates(tree)):
         raise UserError(
@@ -102,11 +105,13 @@ def _variables(tree: Tree, functions: set[str], path: str) -> frozenset[str]:
             "that one's text into it."
         )
     names = meta.find_undeclared_variables(tree)
-    # `self.body()` is a block of the template, which Jinja does not count as undeclared.
+    # `self.body()` calls a block of the template; Jinja does not list `self` as undeclared.
     called = {id(call.node) for call in tree.find_all(nodes.Call)}
-    called |= {id(block.node) for block in tree.find_all(nodes.Getattr) if _is(block.node, "self")}
+    called |= {
+        id(block.node) for block in tree.find_all(nodes.Getattr) if is_name(block.node, "self")
+    }
     for name in (functions & names) | {"self"}:
-        uses = {id(each) in called for each in tree.find_all(nodes.Name) if _is(each, name)}
+        uses = {id(each) in called for each in tree.find_all(nodes.Name) if is_name(each, name)}
         if uses == {True}:
             names.discard(name)
         elif True in uses or (uses and name not in names):
@@ -117,14 +122,7 @@ def _variables(tree: Tree, functions: set[str], path: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _is(node: Node, name: str) -> bool:
-    from jinja2 import nodes
-
-    return isinstance(node, nodes.Name) and node.name == name and node.ctx == "load"
-
-
 def _of_row(tree: Tree, variables: frozenset[str], path: str) -> list[str]:
-    """Return the columns of `row` that a template uses."""
     from jinja2 import nodes
 
     if ROW not in variables:

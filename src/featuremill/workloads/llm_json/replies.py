@@ -1,6 +1,6 @@
-"""A JSON schema, the check of a reply against it, and the Arrow columns of its properties.
+"""Read a JSON schema, validate replies against it, and map its properties to Arrow columns.
 
-Reasons contain places in the schema, never the content of a reply.
+Reasons name a part of the schema, and never contain the content of a reply.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 INT64 = range(-(2**63), 2**63)
 GRAMMAR = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON on one line, as json.dumps writes it: a model cannot spend its tokens on white space."""
+"""JSON in one line, as json.dumps writes it, so that a model cannot spend its tokens on white
+space."""
 MOST_EXACT = 2**53
-"""A float is exact for whole numbers up to here, and llguidance counts in floats."""
+"""Floats, which llguidance uses for bounds, have all whole numbers up to this one."""
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-OF_NAMES = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+SCHEMAS_BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 """Keywords whose values are schemas by user-chosen names."""
 NOTES = {"discriminator", "example"}
-"""Notes of OpenAPI, whose content is no schema either."""
+"""Keywords of OpenAPI, whose values are data as well."""
 WITHOUT_SCHEMAS = {"const", "enum", "default", "examples", "required", "dependentRequired", *NOTES}
 """Keywords whose values are data."""
 KEYWORDS = (
     BOUNDS
-    | OF_NAMES
+    | SCHEMAS_BY_NAME
     | WITHOUT_SCHEMAS
     | {
         *("$anchor", "$comment", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema"),
@@ -48,21 +49,22 @@ KEYWORDS = (
         *("unevaluatedItems", "unevaluatedProperties", "uniqueItems", "writeOnly"),
     }
 )
-"""Keywords of draft 2020-12, and of earlier drafts that are still used. Others are allowed as
-notes, unless they look like one of these."""
+"""Keywords of draft 2020-12, and those of earlier drafts that are still used. Others are allowed as
+notes, unless they are nearly spelled like one of these."""
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 MOST_STEPS = 32
-"""The most references that are followed to a property's type."""
+"""The largest number of references to follow to a property's type."""
 
 
-class NotValid(Exception):  # noqa: N818  (it is what there is to say of a reply)
-    """Why a reply is refused."""
+class NotValid(Exception):  # noqa: N818  (a result of a reply, not an error)
+    """A reply is invalid; the message is the reason."""
 
 
 def read(path: str) -> dict[str, Any]:
     """Return the schema in the file `path`.
 
     Raises:
-        UserError: there is none, it is no object's, or it refers to other files.
+        UserError: there is no schema of an object in it, or it refers to other files.
     """
     try:
         schema = json.loads(Path(path).read_text("utf-8"))
@@ -88,7 +90,7 @@ def read(path: str) -> dict[str, Any]:
             f"options.json_schema: {path}: nullable: true at its top level allows a reply without "
             "any property; leave it out there."
         )
-    schema = _with_null(_refers_to_itself(schema, str(schema.get("$id", ""))), path)
+    schema = _normalised(schema, str(schema.get("$id", "")), path)
     for keyword, value in _keywords(schema):
         if keyword == "$ref" and not str(value).startswith("#"):
             raise UserError(
@@ -99,31 +101,23 @@ def read(path: str) -> dict[str, Any]:
     return dict(schema)
 
 
-def _refers_to_itself(part: Any, own: str) -> Any:
-    """Return a part of a schema with references to its `own` $id as local references."""
+def _normalised(part: Any, own: str, path: str) -> Any:
+    """Return a part of a schema in which references to the schema's `own` $id are local, and
+    OpenAPI's `nullable: true` is a union with null."""
     if isinstance(part, list):
-        return [_refers_to_itself(each, own) for each in part]
-    if not isinstance(part, dict):
-        return part
-    copied = {key: _refers_to_itself(value, own) for key, value in part.items()}
-    if own and str(copied.get("$ref", "")).partition("#")[0] == own.rstrip("#"):
-        copied["$ref"] = "#" + str(copied["$ref"]).partition("#")[2]
-    return copied
-
-
-def _with_null(part: Any, path: str) -> Any:
-    """Return a part of a schema in which OpenAPI's `nullable: true` is a union with null."""
-    if isinstance(part, list):
-        return [_with_null(each, path) for each in part]
+        return [_normalised(each, own, path) for each in part]
     if not isinstance(part, dict):
         return part
     copied: dict[str, Any] = {}
     for keyword, value in part.items():
-        if keyword in OF_NAMES and isinstance(value, dict):
-            copied[keyword] = {name: _with_null(each, path) for name, each in value.items()}
+        if keyword in SCHEMAS_BY_NAME and isinstance(value, dict):
+            copied[keyword] = {name: _normalised(each, own, path) for name, each in value.items()}
         else:
             is_data = keyword in WITHOUT_SCHEMAS
-            copied[keyword] = value if is_data else _with_null(value, path)
+            copied[keyword] = value if is_data else _normalised(value, own, path)
+    document, _, fragment = str(copied.get("$ref", "")).partition("#")
+    if own and document == own.rstrip("#"):
+        copied["$ref"] = f"#{fragment}"
     nullable = copied.pop("nullable", False)
     if not isinstance(nullable, bool):
         raise UserError(
@@ -142,7 +136,7 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
         return
     for keyword, value in schema.items():
         yield keyword, value
-        if keyword in OF_NAMES and isinstance(value, dict):
+        if keyword in SCHEMAS_BY_NAME and isinstance(value, dict):
             for part in value.values():
                 yield from _keywords(part)
         elif keyword not in WITHOUT_SCHEMAS:
@@ -150,11 +144,7 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
-    """Refuse a keyword without effect, or with another effect than it seems to have.
-
-    Raises:
-        UserError: names the keyword.
-    """
+    """Raise UserError for a keyword that has no effect, or another one than it seems to have."""
     where = f"options.json_schema: {path}:"
     if keyword == "x-guidance":
         raise UserError(
@@ -175,26 +165,22 @@ def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
 
 
 def grammar(schema: Mapping[str, Any]) -> str:
-    """Return llguidance's grammar for the schema."""
     from llguidance import LLMatcher
 
-    # As text: its own conversion fails for numbers beyond 64 bits.
+    # As text, since llguidance cannot convert numbers beyond 64 bits itself.
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), GRAMMAR))
 
 
 def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
-    """Refuse a schema, read from `path`, that is invalid or that llguidance cannot enforce. Without
-    these packages nothing is refused here; the jobs' own environment will.
-
-    Raises:
-        UserError: names the place.
-    """
+    """Raise UserError for a schema, read from `path`, that is invalid or that llguidance cannot
+    enforce. This needs jsonschema and llguidance; if they are missing here, jobs check it in their
+    own environment."""
     if find_spec("jsonschema"):
         from jsonschema import FormatChecker, SchemaError
 
         _refuse_wrong_patterns(schema, path)
         try:
-            # Patterns are not Python's own, see `_pattern`.
+            # `_refuse_wrong_patterns` has checked the patterns, which are not Python's.
             _validator_class(schema).check_schema(schema, FormatChecker(()))
         except SchemaError as error:
             pointer = "/".join(map(str, error.absolute_path)) or "the top level"
@@ -230,7 +216,7 @@ def _refuse_wrong_patterns(schema: Mapping[str, Any], path: str) -> None:
 
 
 def _compiled(pattern: str) -> Any:
-    """Return a pattern with the meaning of ECMA 262, with Unicode properties such as \\p{L}."""
+    """Return a pattern as in ECMA 262, with Unicode properties such as \\p{L}."""
     import regex
 
     return regex.compile(pattern)
@@ -244,7 +230,7 @@ def _pattern(_: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
 
 
 def _multiple_of(_: Any, step: float, instance: Any, schema: Any) -> Iterator[Any]:
-    """In decimal numbers, as written: in floats, 0.3 is no multiple of 0.1."""
+    """Compare decimal numbers as written: as floats, 0.3 is no multiple of 0.1."""
     from jsonschema import ValidationError
 
     is_number = isinstance(instance, int | float) and not isinstance(instance, bool)
@@ -260,53 +246,33 @@ def _validator_class(schema: Mapping[str, Any]) -> Any:
     return extend(known, {"pattern": _pattern, "multipleOf": _multiple_of})
 
 
-class Property(NamedTuple):
-    """A property of the schema's top level, as a column."""
-
-    type: pa.DataType
-    is_json: bool
-    """Whether it is written as JSON, because it has no single type."""
-
-    def value(self, instance: Any) -> Any:
-        """Return the Arrow value of a valid value.
-
-        Raises:
-            NotValid: a number that 64 bits cannot hold.
-        """
-        if instance is None:
-            return None
-        return (
-            json.dumps(instance, ensure_ascii=False)
-            if self.is_json
-            else _plain(instance, self.type)
-        )
+def types_of(schema: Mapping[str, Any]) -> dict[str, pa.DataType | None]:
+    """Return the Arrow types of the top level's properties by name, in the schema's order; None for
+    a property without a single type, whose values are written as JSON."""
+    return {name: _type(part, schema) for name, part in schema["properties"].items()}
 
 
-def _plain(value: Any, type: pa.DataType) -> Any:
+def _arrow_value(value: Any, type: pa.DataType | None) -> Any:
+    """Return the Arrow value of a valid value.
+
+    Raises:
+        NotValid: 64 bits cannot hold a number.
+    """
     import pyarrow as pa
 
     if value is None:
         return None
+    if type is None:
+        return json.dumps(value, ensure_ascii=False)
     if pa.types.is_list(type):
-        return [_plain(item, type.value_type) for item in value]
+        return [_arrow_value(item, type.value_type) for item in value]
     if pa.types.is_int64(type):
-        value = int(value)  # JSON Schema has 2.0 for an integer
+        value = int(value)  # in JSON Schema, 2.0 is an integer
         if value not in INT64:
             raise NotValid("an integer of more than 64 bits")
     elif pa.types.is_float64(type):
         value = float(value)
     return value
-
-
-def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
-    """Return the top level's properties by name, in the schema's order."""
-    import pyarrow as pa
-
-    columns = {}
-    for name, part in schema["properties"].items():
-        type = _type(part, schema)
-        columns[name] = Property(pa.string() if type is None else type, type is None)
-    return columns
 
 
 def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
@@ -324,7 +290,8 @@ def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
         return None
     types = part.get("type")
     if types is None:
-        types = _types_of(part["enum"] if "enum" in part else [part.get("const", {})])
+        values = part["enum"] if "enum" in part else [part.get("const", {})]
+        types = {TYPES.get(type(value), "object") for value in values}
     named = [name for name in ([types] if isinstance(types, str) else types) if name != "null"]
     if named == ["array"]:
         inner = _type(part.get("items"), schema)
@@ -332,13 +299,9 @@ def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
     return scalars.get(named[0]) if len(named) == 1 else None
 
 
-def _types_of(values: list[Any]) -> list[str]:
-    names = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-    return sorted({names.get(type(value), "object") for value in values})
-
-
 def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
-    """Return the target of a part's reference; of anyOf with null, the other part."""
+    """Return the target of a part's reference, and for a union with null the other part; None if
+    there is no such part."""
     for _ in range(MOST_STEPS):
         if not isinstance(part, dict):
             return None
@@ -359,19 +322,18 @@ def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 class Reader(NamedTuple):
-    """Checks replies."""
-
     validator: Validator
-    properties: dict[str, Property]
+    types: dict[str, pa.DataType | None]
+    """The types of the properties, as `types_of` returns them."""
 
     def fields(self, text: str) -> dict[str, Any]:
         """Return the properties of a reply, None for missing ones.
 
         Raises:
-            NotValid: it is not valid; the error has the place in the schema.
+            NotValid: it is invalid by a part of the schema, which the message names.
         """
         try:
-            content = json.loads(text, parse_constant=_refuse)
+            content = json.loads(text, parse_float=_finite, parse_constant=_refuse)
             json.dumps(content, ensure_ascii=False).encode()
         except RecursionError:
             raise NotValid("nested too deeply") from None
@@ -379,25 +341,20 @@ class Reader(NamedTuple):
             raise NotValid("half of a surrogate pair") from None
         except ValueError:
             raise NotValid("no JSON") from None
-        if not all(map(math.isfinite, _floats(content))):
-            raise NotValid("a number of more than 64 bits")
         for error in self.validator.iter_errors(content):
             raise NotValid(f"by the schema's {'/'.join(map(str, error.absolute_schema_path))}")
-        return {name: column.value(content.get(name)) for name, column in self.properties.items()}
+        return {name: _arrow_value(content.get(name), type) for name, type in self.types.items()}
 
 
 def reader(schema: Mapping[str, Any]) -> Reader:
-    """Return the reader of replies for the schema."""
-    return Reader(_validator_class(schema)(schema), properties(schema))
+    return Reader(_validator_class(schema)(schema), types_of(schema))
 
 
 def _refuse(name: str) -> None:
     raise ValueError(name)
 
 
-def _floats(value: Any) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _floats(item)
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise NotValid("a number of more than 64 bits")
+    return number

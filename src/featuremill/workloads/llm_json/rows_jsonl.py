@@ -1,5 +1,5 @@
-"""rows.jsonl: a line for each record, in the order of the inputs: id, json and other single
-values."""
+"""Write rows.jsonl: one line per record, in the order of the inputs, with the id, the JSON text and
+the other values that are not nested."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 FORMAT = Format("rows.jsonl", "jq, any program", 60, "table", has_sidecar=True)
 JSON = "json"
-"""The column of JSON texts: a line contains them as JSON, not as text."""
+"""The column of JSON texts, which a line contains as JSON and not as text."""
 
 
 class Writer:
-    """Writes the texts and single numbers of a table with a column `json`."""
+    """Writes the columns of a table that has a column `json`."""
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values without JSON texts."""
         need([name for name in values.names if name == JSON], "rows_jsonl", JSON)
 
     def __init__(self, target: Target) -> None:
@@ -33,18 +32,13 @@ class Writer:
         self._target = target
 
     def write(self, block: pa.Table) -> None:
-        """Append a block's lines."""
         for row in block.select(self._names).to_pylist():
             texts = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
-            texts[JSON] = _in_one_line(row[JSON])
+            texts[JSON] = row[JSON]
+            if "\n" in row[JSON]:
+                texts[JSON] = json.dumps(json.loads(row[JSON]), ensure_ascii=False)
             parts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items())
             self._file.write(f"{{{parts}}}\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
-
-
-def _in_one_line(text: str) -> str:
-    """Return JSON without line breaks."""
-    return json.dumps(json.loads(text), ensure_ascii=False) if "\n" in text else text

@@ -1,12 +1,13 @@
-"""Phase-amplitude coupling of signals: Tort's modulation index of pairs of bands, with surrogates.
+"""The workload `pac`: phase-amplitude coupling of signals, by Tort's modulation index.
 
-A record is a segment of one channel. Each is computed by itself, in float64, so its values do not
-depend on the batch. Its permutations are divided among the devices of a lease.
+Indices of pairs of bands are compared with those of surrogates. A record is a segment of one
+channel. Each record is computed by itself, in float64, so its values do not depend on the batch.
+Its permutations are divided among the devices of a lease.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,15 +16,9 @@ import numpy.typing as npt
 
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import Kind
-from featuremill.workload import Record
-from featuremill.workloads.pac.options import Options
-from featuremill.workloads.pac.signals import (
-    BAD_SPAN,
-    Signal,
-    num_samples_of,
-    segments,
-    signal_of,
-)
+from featuremill.workloads.pac.options import Options as Options
+from featuremill.workloads.pac.signals import BAD_SPAN, Signal, num_samples_of, signal_of
+from featuremill.workloads.pac.signals import records as records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,31 +26,6 @@ if TYPE_CHECKING:
 
     from featuremill.workload import Device, Weights
     from featuremill.workloads.pac.coupling import Coupling
-
-__all__ = [
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "OBJECTS",
-    "REASONS",
-    "SHARD_COST",
-    "SPEED_OPTIONS",
-    "TAKES_FILES",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "batch_cost",
-    "collect",
-    "cost",
-    "load",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "weights",
-    "write_object",
-]
 
 VERSION = "3"
 COST_UNIT = LENGTH_UNIT = "samples"
@@ -81,30 +51,22 @@ REASONS = (BROKEN, FLAT, BAD_SPAN)
 
 
 class Model(NamedTuple):
-    """The options, and the devices."""
-
     options: Options
     devices: list[torch.device]
     backend: str
-    """The method that computes, for the receipt."""
 
 
 class Prepared(NamedTuple):
-    """A record on the host, and the shifts of its permutations."""
+    """A record on the host, with the shift of each permutation."""
 
     signal: Signal
     offset_N: npt.NDArray[np.int64]
 
 
-def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the segments of the channels of `inputs`."""
-    return segments(inputs, options)
-
-
 def write_object(inputs: Any, stem: Path) -> Path | None:
-    """Write an array of NumPy, or a tensor of torch, of shape (records, channels, samples),
-    (channels, samples) or (samples,)."""
-    if hasattr(inputs, "detach"):  # torch's
+    """Write a NumPy array or a torch tensor of shape (records, channels, samples), (channels,
+    samples) or (samples,); return None for other objects."""
+    if hasattr(inputs, "detach"):  # a torch tensor
         inputs = inputs.detach().cpu().numpy()
     if not isinstance(inputs, np.ndarray) or not np.issubdtype(inputs.dtype, np.number):
         return None
@@ -114,21 +76,19 @@ def write_object(inputs: Any, stem: Path) -> Path | None:
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the samples of a segment."""
     return max(1, num_samples_of(payload))
 
 
 def weights(options: Options) -> None:
-    """Return None: there are no weights."""
+    """Return None, as there are no weights."""
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Return `options` unchanged: nothing is "auto"."""
     return options
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns, each with phase bands x amplitude bands numbers, row by row."""
+    """Return the columns, each with a matrix (phase bands, amplitude bands) in row-major order."""
     import pyarrow as pa
 
     num_pairs = len(options.phase_bands) * len(options.amplitude_bands)
@@ -137,45 +97,44 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the samples that one batch may hold."""
     return BATCH_SAMPLES
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the model: all devices of the lease."""
     import torch
 
-    # Imports for computing, here and not in the first batch.
+    # Import these now, so that the first batch does not wait for it.
     from featuremill.workloads.pac import coupling, filters  # noqa: F401
 
     # A job sees only its own GPUs, in the order of the lease.
-    here = [
+    torch_devices = [
         torch.device("cuda", ordinal) if device.kind == "cuda" else torch.device("cpu")
         for ordinal, device in enumerate(devices)
     ]
-    return Model(options, here, "torch.fft and cumulative sums, float64")
+    return Model(options, torch_devices, "torch.fft and cumulative sums, float64")
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Prepared | str]:
-    """Return each record on the host, or why it cannot be computed."""
-    return [_prepared(payload, model.options) for payload in payloads]
-
-
-def _prepared(payload: bytes, options: Options) -> Prepared | str:
+    """Return each record on the host, or the reason why it cannot be computed."""
     from featuremill.workloads.pac.coupling import offsets
 
-    signal = signal_of(payload)
-    samples_T = signal.samples_T
-    if num_bad := int(np.count_nonzero(~np.isfinite(samples_T))):
-        return BROKEN.reason(f"{num_bad:,} of {len(samples_T):,}")
-    if samples_T.min() == samples_T.max():
-        return FLAT.reason(f"all of {len(samples_T):,} samples are {samples_T[0]:g}")
-    shifts = offsets(payload, options.seed, len(samples_T), options.permutations)
-    return Prepared(signal, shifts)
+    options, records = model.options, list[Prepared | str]()
+    for payload in payloads:
+        signal = signal_of(payload)
+        samples_T = signal.samples_T
+        if num_bad := int(np.count_nonzero(~np.isfinite(samples_T))):
+            records.append(BROKEN.reason(f"{num_bad:,} of {len(samples_T):,}"))
+        elif samples_T.min() == samples_T.max():
+            detail = f"all of {len(samples_T):,} samples are {samples_T[0]:g}"
+            records.append(FLAT.reason(detail))
+        else:
+            shifts = offsets(payload, options.seed, len(samples_T), options.permutations)
+            records.append(Prepared(signal, shifts))
+    return records
 
 
 def run(model: Model, batch: list[Prepared | str]) -> list[Coupling | str]:
-    """Compute each record by itself. GPUs may still be computing on return."""
+    """Compute each record by itself. A GPU may still be computing on return."""
     return [record if isinstance(record, str) else _coupling(model, record) for record in batch]
 
 
@@ -198,7 +157,7 @@ def _coupling(model: Model, record: Prepared) -> Coupling:
 
 
 def collect(model: Model, result: list[Coupling | str]) -> pa.RecordBatch:
-    """Return mi, z and p of each record, and the reason of records without values."""
+    """Return mi, z and p of each record, or the reason why it has none."""
     import pyarrow as pa
 
     columns = schema(model.options, None)

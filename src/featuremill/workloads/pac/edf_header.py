@@ -1,8 +1,9 @@
-"""What mne does not say of an EDF: each channel's sampling rate, and gaps between data records.
+"""Read from an EDF what mne ignores: the sampling rate of each channel, and gaps between data
+records.
 
-mne gives all channels the highest rate and reads an EDF+D as if nothing were missing. EDF: Kemp et
-al. 1992, doi:10.1016/0013-4694(92)90009-7; EDF+, with annotations in the samples of a channel of
-its own: Kemp and Olivan 2003, doi:10.1016/S1388-2457(03)00123-8.
+mne resamples all channels to the highest rate, and reads an EDF+D as if it had no gaps. EDF: Kemp
+et al. 1992, doi:10.1016/0013-4694(92)90009-7; EDF+, whose annotations are the samples of a separate
+channel: Kemp and Olivan 2003, doi:10.1016/S1388-2457(03)00123-8.
 """
 
 from __future__ import annotations
@@ -12,24 +13,22 @@ from typing import BinaryIO, NamedTuple
 
 ANNOTATIONS = ("EDF Annotations", "BDF Annotations")
 BEFORE_SAMPLES = 216
-"""Bytes of a channel in a header before the number of its samples in a data record."""
+"""Bytes per channel in the header before the numbers of samples in a data record."""
 END_OF_TIME = b"\x14"
+"""The byte after the time of a data record in an annotation channel."""
 
 
 class Gap(NamedTuple):
-    """The first stretch that is missing, in seconds."""
+    """The first gap: its time from the start, and its length, both in seconds."""
 
     after: float
     missing: float
 
 
 class Header(NamedTuple):
-    """The header of a file."""
-
     labels: list[str]
     """The labels of the channels without annotations, in the order of the file."""
     rates_hz: list[float]
-    """The sampling rates of these channels, in Hz."""
     gap: Gap | None
 
 
@@ -44,7 +43,7 @@ def read(path: Path) -> Header:
         if len(fixed) < 256:
             raise ValueError("its header is cut short")
         num_channels = int(_number(fixed[252:256]))
-        seconds = _number(fixed[244:252]) or 1.0  # as mne has it
+        seconds = _number(fixed[244:252]) or 1.0  # mne's default
         about = file.read(256 * num_channels)
         labels = [_text(about[16 * channel : 16 * channel + 16]) for channel in range(num_channels)]
         start = BEFORE_SAMPLES * num_channels

@@ -1,11 +1,12 @@
-"""A segment in bands: zero-phase band-pass filters and the analytic signal, in one transform.
+"""Compute the analytic signal of a segment in bands: filters and Hilbert transform in one step.
 
-A filter is a linear-phase FIR (`scipy.signal.firwin`, Hamming window) of some cycles of its band's
-lower edge, centred, so that it has no delay. Applied twice, its gain is squared. At both ends a
-segment has its neighbours in the recording, as far as the longest filter reaches. At the ends of
-the recording, the signal is extended by its mirror image about the end point (odd extension, as in
-`scipy.signal.filtfilt`). In the frequency domain a band is one product: the filter's real gain,
-times 2 above zero and 0 below (the Hilbert transform). All of it in float64.
+A filter is a linear-phase FIR (`scipy.signal.firwin`, Hamming window), whose length is a number of
+cycles of its band's lower edge. It is centred, so it has no delay. Applied twice, its gain is
+squared. A segment is extended at both ends by its neighbours in the recording, as many as the
+longest filter reads. Beyond the ends of the recording, the extension is odd, as in
+`scipy.signal.filtfilt`. In the frequency domain, a band is one product with the filter's real gain,
+which the Hilbert transform doubles for positive and sets to 0 for negative frequencies. All numbers
+are float64.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.float64]
 KEPT_BANKS = 8
-"""Banks in the cache: one for each sampling rate and length of segments."""
+"""The number of banks in the cache; there is one for each sampling rate and length of segments."""
 
 
 class Bank(NamedTuple):
     """The filters for segments of one sampling rate and one length."""
 
     gain_BF: Numbers
-    """The gain of each band (B) at each frequency (F) from 0 to Nyquist's, times Hilbert's 2."""
+    """The gain of each band at each frequency from 0 to Nyquist's, doubled by the Hilbert
+    transform."""
     num_padded: int
-    """Samples that extend a segment at each end."""
+    """The number of samples that extend a segment at each end."""
     num_transformed: int
-    """Samples of the transform: an extended segment, and zeros up to a fast length."""
+    """The length of the transform: that of an extended segment, and zeros up to a fast length."""
 
 
 def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
-    """Return the filter of a band (its edges in Hz), an odd number of weights."""
+    """Return the weights of a band's filter, an odd number; `band` has its edges in Hz."""
     half = half_of_filter(band, cycles, rate_hz)
     weights: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
     return weights
@@ -67,8 +69,8 @@ def bank(options: Options, rate_hz: float, num_samples: int) -> Bank:
 
 
 def extended(segment: Signal, num_padded: int) -> Numbers:
-    """Return a segment without its mean, with `num_padded` samples before and after it: its
-    neighbours, then the odd extension of these."""
+    """Return a segment minus its mean, with `num_padded` samples before and after it: its
+    neighbours, then their odd extension."""
     samples = np.concatenate([segment.before_T, segment.samples_T, segment.after_T])
     samples -= segment.samples_T.mean()
     front, back = num_padded - len(segment.before_T), num_padded - len(segment.after_T)
@@ -80,7 +82,7 @@ def extended(segment: Signal, num_padded: int) -> Numbers:
 def analytic(segment: Signal, bank: Bank, gain_BF: Tensor) -> Tensor:
     """Return the analytic signal of a segment in each band, (B, T) complex128.
 
-    `gain_BF` is the bank's, on the computing device.
+    `gain_BF` is that of `bank`, on the device that computes.
     """
     padded = torch.from_numpy(extended(segment, bank.num_padded)).to(gain_BF.device)
     spectrum_F = torch.fft.rfft(padded, bank.num_transformed)

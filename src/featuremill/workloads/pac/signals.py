@@ -1,8 +1,9 @@
-"""Recordings become segments: .npy and .npz by NumPy alone, EDF, FIF and BrainVision by mne.
+"""Read recordings and cut them into segments: .npy and .npz with NumPy alone, EDF, FIF and
+BrainVision with mne.
 
-No file is read into memory as a whole: arrays are memory-mapped, and of a recording one segment of
-some channels is held at a time. The payload of a record has its sampling rate, so that it is all
-that computing needs.
+No whole file is in memory: arrays are memory-mapped, and other files are read by one segment of
+some channels at a time. A payload has the samples and the sampling rate, and so all that a
+computation needs.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ ARRAYS = (".npy", ".npz")
 EDF = ".edf"
 BY_MNE = (EDF, ".fif", ".fif.gz", ".vhdr")
 EPOCHS = ("-epo", "_epo")
-"""The endings of names of mne's files of epochs, before .fif."""
+"""Suffixes in the names of mne's files of epochs, before .fif."""
 DATA, RATE, CHANNELS = "data", "sampling_rate_hz", "channels"
-"""The names of the arrays in an .npz; the last one is optional."""
+"""The names of the arrays in an .npz; CHANNELS is optional."""
 HEADER = struct.Struct("<dII")
-"""Before a payload's samples: the sampling rate in Hz, and the numbers of neighbours before and
-after the segment."""
+"""The header of a payload: the sampling rate in Hz, and the numbers of neighbouring samples before
+and after the segment."""
 MOST_SAMPLES = 2_000_000
-"""The most samples of a segment: computing takes about 50 bytes a sample and band."""
+"""The largest number of samples of a segment; a sample takes about 50 bytes for each band."""
 BLOCK_BYTES = 2**26
-"""The most bytes of samples, as float64, of the channels that are read at a time."""
+"""The largest size of the samples, in float64, of the channels that are read at a time."""
 LEFT_OVER = "what follows is shorter than a segment and left out"
 MARKED_BAD = "marked as bad in the recording"
 BAD_SPAN = Kind(
@@ -51,16 +52,16 @@ BAD_SPAN = Kind(
     "remove the annotation.",
 )
 BAD = "BAD"
-"""How the annotations of such spans begin, in any case: mne's convention."""
+"""The beginning of the annotations of such spans, in upper or lower case: mne's convention."""
 MOST_OFFSET = 1000
-"""The mean of a segment, in standard deviations of it, up to which float32 holds both well."""
+"""The largest mean of a segment, in its standard deviations, for which float32 is precise."""
 
 Samples = npt.NDArray[Any]
 log = logging.getLogger("featuremill.pac")
 
 
 class Span(NamedTuple):
-    """A stretch that is marked as bad; an empty one is a seam of two recordings."""
+    """A range of samples that is marked as bad; an empty one is a boundary between recordings."""
 
     start: int
     stop: int
@@ -70,38 +71,33 @@ class Span(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """The content of a file."""
-
     channels: Sequence[str]
     rate_hz: float | None
     """The sampling rate; None if the file has none."""
     num_samples: int
     read: Callable[[Sequence[int], int, int, int], Samples]
-    """Returns the samples of some channels in one epoch, from a first to before a last one,
-    (channels, samples)."""
+    """Returns samples (channels, samples); the arguments are the indices of channels, the epoch,
+    the first sample, and the sample after the last."""
     num_epochs: int = 1
-    """Stretches of `num_samples` that are not continuous, such as trials."""
+    """The number of epochs, such as trials, of `num_samples` each."""
     bad: frozenset[str] = frozenset()
-    """Channels that are marked as bad."""
     spans: Sequence[Span] = ()
 
 
-NONE = np.empty(0)
+NO_SAMPLES = np.empty(0)
 
 
 class Signal(NamedTuple):
-    """One channel's segment."""
-
     rate_hz: float
     samples_T: npt.NDArray[np.float64]
-    before_T: npt.NDArray[np.float64] = NONE
-    """The samples before the segment, as far as a filter reads."""
-    after_T: npt.NDArray[np.float64] = NONE
+    before_T: npt.NDArray[np.float64] = NO_SAMPLES
+    """The samples before the segment, as many as the longest filter reads."""
+    after_T: npt.NDArray[np.float64] = NO_SAMPLES
 
 
 def payload_of(samples: Samples, rate_hz: float, num_before: int = 0, num_after: int = 0) -> bytes:
-    """Return a segment as a payload, its samples in float32; the first `num_before` and the last
-    `num_after` are its neighbours. A large offset is taken off first: float32 would keep it and
+    """Return the payload of a segment, with samples in float32. The first `num_before` and the last
+    `num_after` samples are its neighbours. A large mean is subtracted, as float32 would otherwise
     lose the signal."""
     header = HEADER.pack(rate_hz, num_before, num_after)
     segment = np.asarray(samples[num_before : len(samples) - num_after], np.float64)
@@ -113,24 +109,23 @@ def payload_of(samples: Samples, rate_hz: float, num_before: int = 0, num_after:
 
 
 def num_samples_of(payload: bytes) -> int:
-    """Return the number of samples of a payload's segment."""
     _, num_before, num_after = HEADER.unpack_from(payload)
     return (len(payload) - HEADER.size) // 4 - int(num_before) - int(num_after)
 
 
 def signal_of(payload: bytes) -> Signal:
-    """Return the segment of a payload."""
     rate_hz, num_before, num_after = HEADER.unpack_from(payload)
     samples = np.frombuffer(payload, "<f4", offset=HEADER.size).astype(np.float64)
     end = len(samples) - num_after
     return Signal(rate_hz, samples[num_before:end], samples[:num_before], samples[end:])
 
 
-def segments(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the segments of each channel of `inputs`, as `file:channel:segment`, counted from 1.
+def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Yield the segments of each channel of `inputs`. Ids are `file:channel:segment`, with segments
+    counted from 1.
 
     Raises:
-        UserError: a file is no recording or has no sampling rate, or does not fit the options.
+        UserError: a file is no recording, has no sampling rate, or does not fit the options.
     """
     for path in inputs:
         refuse_unreadable(path)
@@ -184,7 +179,7 @@ def _segments(path: Path, options: Options) -> Iterator[Record]:
 
 
 def _reason(spans: Sequence[Span], start: int, stop: int, rate_hz: float) -> str:
-    """Return why a segment is refused: the first of the bad spans that it overlaps; else ""."""
+    """Return the reason for a segment that overlaps a bad span; else ""."""
     for span in spans:
         if span.start < stop and span.stop > start:
             first, last = span.start / rate_hz, span.stop / rate_hz
@@ -194,8 +189,8 @@ def _reason(spans: Sequence[Span], start: int, stop: int, rate_hz: float) -> str
 
 
 def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
-    """Return the segment of `size` samples from `start`, with its finite neighbours: a gap beside a
-    segment counts as an end of the recording."""
+    """Return the payload of the segment of `size` samples from `start`. Its neighbours end before
+    the first sample that is not finite."""
     with np.errstate(over="ignore"):
         is_bad = ~np.isfinite(np.asarray(samples, "<f4"))
     before, after = np.flatnonzero(is_bad[:start]), np.flatnonzero(is_bad[start + size :])
@@ -205,7 +200,7 @@ def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
 
 
 def _rate(path: Path, recording: Recording, options: Options) -> float:
-    """Return the sampling rate, after a check that all bands are below half of it."""
+    """Return the sampling rate; raise UserError if a band is not below half of it."""
     stated, option_hz = recording.rate_hz, options.sampling_rate_hz
     if stated and option_hz and stated != option_hz:
         raise UserError(
@@ -228,7 +223,7 @@ def _rate(path: Path, recording: Recording, options: Options) -> float:
 
 
 def _sizes(path: Path, recording: Recording, rate_hz: float, options: Options) -> tuple[int, int]:
-    """Return the samples of a segment, and from the start of one to the start of the next."""
+    """Return the number of samples of a segment, and between the starts of two segments."""
     size = step = recording.num_samples
     if options.segment_seconds is not None:
         size = round(options.segment_seconds * rate_hz)
@@ -275,7 +270,7 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix with the format of a file; "" for an unknown one."""
+    """Return the suffix of a file, which is its format; "" if it is unknown."""
     name = path.name.lower()
     return next((suffix for suffix in (*ARRAYS, *BY_MNE) if name.endswith(suffix)), "")
 
@@ -299,7 +294,7 @@ def _refuse_suffix(path: Path) -> None:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of reading into one message about the file."""
+    """Convert any exception to a UserError about the file."""
     try:
         yield
     except UserError:
@@ -312,7 +307,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path, channels: Sequence[str]) -> Recording:
-    """Return the recording in a file, of which these `channels` are computed (none: all)."""
+    """Return the recording in a file; `channels` is the option of that name."""
     suffix = _suffix(path)
     with _reading(path):
         if suffix in BY_MNE:
@@ -330,41 +325,36 @@ def _of_archive(path: Path) -> Recording:
                 f"{path}: it holds no array called {DATA!r}; save it as numpy.savez(file, "
                 f"{DATA}=samples, {RATE}=1000.0, {CHANNELS}=names)."
             )
-        rate_hz = _number(path, arrays, RATE) if RATE in names else None
+        rate_hz = None
+        if RATE in names:
+            rate_hz = float(_loaded(path, arrays, RATE, "iuf", 0, "one number"))
         channels = _texts(path, arrays, CHANNELS) if CHANNELS in names else None
     return _of_array(path, _mapped(path, f"{DATA}.npy"), rate_hz, channels)
 
 
-def _loaded(path: Path, arrays: Any, name: str) -> Samples:
-    """Return a small array of an .npz without its axes of one: MATLAB has two at least."""
+def _loaded(
+    path: Path, arrays: Any, name: str, kinds: str, most_axes: int, instead: str
+) -> Samples:
+    """Return a small array of an .npz without axes of length 1, which arrays of MATLAB have.
+    `kinds` are codes of NumPy's dtypes; error messages advise to save `instead`."""
     try:
-        array: Samples = arrays[name]
+        array: Samples = arrays[name].squeeze()
     except ValueError:
         raise UserError(
             f"{path}: its array {name!r} has objects of Python in it, as a cell of MATLAB becomes; "
             "save plain numbers, or a list of texts."
         ) from None
-    return array.squeeze()
-
-
-def _number(path: Path, arrays: Any, name: str) -> float:
-    array = _loaded(path, arrays, name)
-    if array.shape or array.dtype.kind not in "iuf":
+    if array.ndim > most_axes or array.dtype.kind not in kinds:
         raise UserError(
             f"{path}: its array {name!r} has the type {array.dtype} and the shape {array.shape}; "
-            "save one number."
+            f"save {instead}."
         )
-    return float(array)
+    return array
 
 
 def _texts(path: Path, arrays: Any, name: str) -> list[str]:
-    """Return the texts of an array, which HDF5 hands over as bytes."""
-    array = _loaded(path, arrays, name)
-    if array.ndim > 1 or array.dtype.kind not in "USiu":
-        raise UserError(
-            f"{path}: its array {name!r} has the type {array.dtype} and the shape {array.shape}; "
-            "save a list of names."
-        )
+    """Return the texts of an array; those from HDF5 are bytes."""
+    array = _loaded(path, arrays, name, "USiu", 1, "a list of names")
     try:
         return [
             (each.decode() if isinstance(each, bytes) else str(each)).strip()
@@ -375,7 +365,7 @@ def _texts(path: Path, arrays: Any, name: str) -> list[str]:
 
 
 def _mapped(path: Path, name: str) -> Samples:
-    """Return an array of an .npz as it is in the file; NumPy itself would read all of it."""
+    """Return a memory map of an array in an .npz; `numpy.load` would read all of it."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         member = archive.getinfo(name)
         if member.compress_type != zipfile.ZIP_STORED:
@@ -394,7 +384,7 @@ def _mapped(path: Path, name: str) -> Samples:
             raise UserError(
                 f"{path}: its array {DATA!r} has objects of Python in it; save numbers."
             )
-        file.seek(member.header_offset + 26)  # of the local header: two lengths, then these
+        file.seek(member.header_offset + 26)  # the lengths of the name and of the extra field
         lengths = struct.unpack("<HH", file.read(4))
         start = member.header_offset + 30 + sum(lengths) + num_header
     return np.memmap(path, dtype, "r", start, shape, "F" if is_fortran else "C")
@@ -430,7 +420,7 @@ def _of_array(
         channels,
         rate_hz,
         num_samples,
-        lambda places, epoch, start, stop: epochs[epoch][list(places), start:stop],
+        lambda indices, epoch, start, stop: epochs[epoch][list(indices), start:stop],
         num_epochs,
     )
 
@@ -441,7 +431,7 @@ def _by_mne(path: Path, channels: Sequence[str]) -> Recording:
     has_epochs = _stem(path).endswith(EPOCHS)
 
     def opened(**more: Any) -> tuple[Any, list[int]]:
-        """Return what mne reads, and the places of its channels of the brain."""
+        """Return the recording as mne reads it, and the indices of its brain channels."""
         data: Any
         if has_epochs:
             data = mne.read_epochs(path, preload=False, verbose="WARNING")
@@ -481,11 +471,11 @@ def _by_mne(path: Path, channels: Sequence[str]) -> Recording:
 def _of_one_rate(
     path: Path, data: Any, indices: Sequence[int], channels: Sequence[str]
 ) -> list[str]:
-    """Return the labels of an EDF with the sampling rate of the computed channels; [] if all
-    channels have it. mne would resample them to the highest rate.
+    """Return the labels of the channels of an EDF that have the sampling rate of the computed ones;
+    [] if all channels have it. mne would resample all channels to the highest rate.
 
     Raises:
-        UserError: those that are computed have several, or the data has gaps.
+        UserError: the computed channels have several rates, or the data has gaps.
     """
     header = edf_header.read(path)
     if header.gap:
@@ -514,7 +504,6 @@ def _of_one_rate(
 
 
 def _bad_spans(data: Any) -> list[Span]:
-    """Return the spans that the annotations of an mne recording mark as bad."""
     rate_hz, spans = float(data.info["sfreq"]), []
     for note in data.annotations:
         if str(note["description"]).upper().startswith(BAD):

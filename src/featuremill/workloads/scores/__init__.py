@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill.workload import UnitWork, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.encoder import structures
-from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
+from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
+from featuremill.workloads.esm2 import start_ahead as start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import alphabets, ensemble, kin, listed, sources
 from featuremill.workloads.scores import sources as CHECKPOINTS
-from featuremill.workloads.scores.options import Options
+from featuremill.workloads.scores.options import Options as Options
 from featuremill.workloads.scores.tables import SETTLED, with_columns
 from featuremill.workloads.scores.variants import REASONS as VARIANT_REASONS
 from featuremill.workloads.scores.variants import parts_of
@@ -34,40 +35,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.transfer import Transfer
     from featuremill.workloads.scores.ensemble import Network, Networks
     from featuremill.workloads.scores.passes import Pass, Work
-
-__all__ = [
-    "ATTRIBUTES",
-    "CHECKPOINTS",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "PRECISION",
-    "REASONS",
-    "REMEDIES",
-    "SPEED_OPTIONS",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "audited",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "figures",
-    "load",
-    "memory_mb",
-    "num_vectors",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "start_ahead",
-    "unit_work",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
 
 VERSION = "3"
 VERSIONS_OF = ("fair-esm",)
@@ -88,19 +55,13 @@ PASS_TOKENS = 450
 
 
 class Model(NamedTuple):
-    """The networks with their heads, and the options."""
-
     networks: Networks
     options: Options
     batch_tokens: int
-    """Tokens of a pack."""
     backend: str
-    """The names of the compute backends, for the receipt."""
 
 
 class Batch(NamedTuple):
-    """The passes of each protein."""
-
     works: list[Work]
     pack_tokens: int
 
@@ -117,12 +78,11 @@ def cost(payload: bytes, options: Options) -> int:
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
-    num_tokens = passes.count(payload, options).tokens
+    num_tokens = passes.num_tokens(passes.work_of(payload, options))
     return (num_tokens or options.width(len(letters)) + NUM_SPECIAL) * len(options.networks)
 
 
 def weights(options: Options) -> str:
-    """Return the model."""
     return options.model
 
 
@@ -151,14 +111,12 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of scores for resolved `options`."""
     from featuremill.workloads.scores import columns
 
     return columns.schema(options)
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the largest number of tokens of a batch, summed over all networks."""
     num = len(options.networks)
     num_packs = ensemble.PACKS_PER_LOAD if num > 1 and device.kind == "cuda" else 1
     return num * num_packs * _pack_tokens(options, device)
@@ -170,7 +128,7 @@ def _pack_tokens(options: Options, device: Device) -> int:
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the proteins of `inputs` with their variants; truncated proteins have a note."""
-    if sources.is_esm_1(options.model):
+    if sources.reader_of(options.model) is kin.ESM_1:
         _refuse_beyond_positions(options, ESM_1V)
     return listed.records(inputs, options)
 
@@ -182,7 +140,6 @@ def _refuse_beyond_positions(options: Options, architecture: Architecture) -> No
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return the metadata of the model before it is converted."""
     return CHECKPOINTS.weights_ahead(options.model)
 
 
@@ -195,7 +152,6 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 
 
 def weights_mb(weights: Weights) -> float:
-    """Return the size in MiB of the converted weights, with the heads."""
     sizes = sizes_of(weights.metadata)
     width, num_rows = sizes.width, sizes.architecture.num_rows
     numbers = width**2 + (num_rows + 3) * width + num_rows
@@ -203,7 +159,6 @@ def weights_mb(weights: Weights) -> float:
 
 
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
-    """Return the work of one token."""
     return esm2.unit_work(weights, min(mean_tokens, PASS_TOKENS))
 
 
@@ -217,7 +172,6 @@ def audited(options: Options, precision: str) -> Options:
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
-    """Return the number of residues of a protein that are computed."""
     letters, _ = parts_of(payload)
     return options.seen(len(letters))
 
@@ -235,7 +189,6 @@ def figures(
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the networks with their weights and their heads."""
     assert weights is not None
     pack_tokens = _pack_tokens(options, devices[0])
     networks = ensemble.Networks(options.of_esm2, devices, weights, pack_tokens)
@@ -288,6 +241,7 @@ def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> 
     import numpy as np
     import torch
 
+    from featuremill.workload import spread
     from featuremill.workloads.esm2 import packing
 
     encoder = network.encoder
@@ -298,10 +252,8 @@ def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> 
     starts = zip(pack.bounds, some, strict=False)
     rows = np.concatenate([start + each.rows for start, each in starts])
     rows_R = torch.from_numpy(rows)
-    if encoder.device.type != "cpu":
-        pack, rows_R = pack.each(lambda tensor: tensor.pin_memory()), rows_R.pin_memory()
-    states = encoder.representations(pack.to(encoder.device), (encoder.num_layers,))
-    ((_, hidden_TD),) = states
+    pack, rows_R = spread.pinned((pack, rows_R), encoder.device)
+    ((_, hidden_TD),) = encoder.representations(pack, (encoder.num_layers,))
     return network.head.log_probabilities(hidden_TD, rows_R.to(hidden_TD.device, non_blocking=True))
 
 

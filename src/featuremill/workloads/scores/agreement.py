@@ -40,7 +40,6 @@ class Agreement(NamedTuple):
     """The metrics of one score of a protein's variants."""
 
     score: str
-    """The name of the score's column."""
     num_variants: int
     """The number of variants with a score and a measured score."""
     num_without_score: int
@@ -65,7 +64,6 @@ SCHEMA = pa.schema(
         "remark": pa.string(),
     }
 )
-"""The Arrow schema of `Agreement`."""
 
 
 def measured_of(struct: pa.StructType) -> tuple[str, str]:
@@ -97,7 +95,6 @@ def agreements(rows: pa.StructArray) -> Iterator[Agreement]:
 
 
 def _numbers(column: pa.Array) -> Numbers:
-    """Return the column as fp64, with NaN for null."""
     values: Numbers = pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
     return values
 
@@ -139,7 +136,6 @@ def ranks(numbers_V: Numbers) -> Numbers:
 
 
 def spearman(a_V: Numbers, b_V: Numbers) -> float:
-    """Return Spearman's rank correlation."""
     return float(np.corrcoef(ranks(a_V), ranks(b_V))[0, 1])
 
 
@@ -179,43 +175,38 @@ def top_recall(measured_V: Numbers, scores_V: Numbers) -> float:
     return float((scores_V >= np.percentile(scores_V, level))[is_top_V].mean())
 
 
-class _Row(NamedTuple):
-    id: str
-    agreement: Agreement
-
-
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
     """Return the figure, or [] without measured scores; `read` yields batches of columns."""
-    rows, measured = list[_Row](), ""
+    rows, measured = list[tuple[str, Agreement]](), ""
     for batch in read(["id", VARIANTS]):
         measured = measured_of(batch.schema.field(VARIANTS).type.value_type)[0]
         if not measured:
             return []
         for id, variants in zip(*batch.columns, strict=True):
-            rows += [_Row(id.as_py(), each) for each in agreements(variants.values)]
+            rows += [(id.as_py(), each) for each in agreements(variants.values)]
     return [figure(rows, measured)] if rows else []
 
 
-def figure(rows: Sequence[_Row], measured: str) -> Figure:
+def figure(rows: Sequence[tuple[str, Agreement]], measured: str) -> Figure:
     """Return the figure of all proteins and scores against the column `measured`."""
-    ids = list(dict.fromkeys(row.id for row in rows))
-    known = [row for row in rows if row.agreement.spearman is not None]
-    by_score: dict[str, list[Agreement]] = {row.agreement.score: [] for row in rows}
-    for row in known:
-        by_score[row.agreement.score].append(row.agreement)
-    sentences = [_sentence(name, each) for name, each in by_score.items()]
+    ids = list(dict.fromkeys(id for id, _ in rows))
+    known = [(id, each) for id, each in rows if each.spearman is not None]
+    by_score: dict[str, list[Agreement]] = {each.score: [] for _, each in rows}
+    for _, each in known:
+        by_score[each.score].append(each)
+    sentences = [_sentence(name, some) for name, some in by_score.items()]
     sentence = f"Scores beside {clipped(measured)}. " + " ".join(sentences)
     if len(ids) > MOST_PROTEINS:
         sentence += f" Only the first {MOST_PROTEINS} proteins are drawn."
     bars = [
         {
-            "protein": clipped(row.id, MOST_LETTERS),
-            "score": row.agreement.score,
-            "spearman": row.agreement.spearman,
-            "variants": row.agreement.num_variants,
+            "protein": clipped(id, MOST_LETTERS),
+            "score": each.score,
+            "spearman": each.spearman,
+            "variants": each.num_variants,
         }
-        for row in known
-        if row.id in ids[:MOST_PROTEINS]
+        for id, each in known
+        if id in ids[:MOST_PROTEINS]
     ]
     chart = (
         alt.Chart(values(bars))

@@ -9,14 +9,12 @@ Shape legend: T tokens of a pass, R rows of the head, V tokens of the network, E
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featuremill.workloads.esm2.folder import ALPHABET
-from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
-from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS
+from featuremill.workloads.esm2.folder import ALPHABET, RESIDUES, SAPROT_TOKENS, STRUCTURES
+from featuremill.workloads.esm2.tokens import EOS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +24,13 @@ if TYPE_CHECKING:
 NUM_SPECIAL = len(SAPROT_TOKENS) - len(RESIDUES) * len(STRUCTURES)
 UNKNOWN = RESIDUES.index("#")
 NO_STRUCTURE = STRUCTURES.index("#")
+RESIDUE_OF_TOKEN = np.array(
+    [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
+)
+"""The index of SaProt's residue for each ESM-2 token; that of `#` for the mask and for tokens that
+SaProt lacks."""
+STRUCTURE_NUMBERS = bytes.maketrans(STRUCTURES.encode(), bytes(range(len(STRUCTURES))))
+"""The index of each 3Di letter, for `bytes.translate`."""
 
 
 def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
@@ -34,8 +39,8 @@ def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
     is_residue = tokens_T > EOS
     structures = np.full(len(tokens_T), NO_STRUCTURE)
     if structure:
-        structures[is_residue] = _number_of_structure()[np.frombuffer(structure, np.uint8)]
-    pairs = NUM_SPECIAL + len(STRUCTURES) * _residues()[tokens_T] + structures
+        structures[is_residue] = np.frombuffer(structure.translate(STRUCTURE_NUMBERS), np.uint8)
+    pairs = NUM_SPECIAL + len(STRUCTURES) * RESIDUE_OF_TOKEN[tokens_T] + structures
     own_T: Tokens = np.where(is_residue, pairs, tokens_T)
     return own_T
 
@@ -44,21 +49,4 @@ def of_residues(log_probabilities_RV: Tensor) -> Tensor:
     """Return log_probabilities_RE: of each residue, summed over the 3Di letters."""
     pairs = log_probabilities_RV[:, NUM_SPECIAL:]
     of_pairs: Tensor = pairs.reshape(-1, len(RESIDUES), len(STRUCTURES)).logsumexp(2)
-    return of_pairs[:, _residues().tolist()]
-
-
-@cache
-def _residues() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the index of SaProt's residue for each ESM-2 token; that of `#` for the mask and for
-    tokens that SaProt lacks."""
-    numbers = [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
-    assert len(numbers) == NUM_TOKENS
-    return np.array(numbers)
-
-
-@cache
-def _number_of_structure() -> np.ndarray[Any, np.dtype[np.int64]]:
-    table = np.full(256, NO_STRUCTURE)
-    for number, letter in enumerate(STRUCTURES.encode()):
-        table[letter] = number
-    return table
+    return of_pairs[:, RESIDUE_OF_TOKEN.tolist()]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.kit.reasons import NOT_FINITE
-from featuremill.workload.arrays import lists_of_vectors, numbers
+from featuremill.workload.arrays import lists, lists_of_vectors, numbers
 from featuremill.workloads.scores import passes
 from featuremill.workloads.scores.options import LIKELIHOODS, MARGINALS, Options
 from featuremill.workloads.scores.passes import Work
@@ -112,7 +112,7 @@ def _variants(networks_pairs: Sequence[Pairs], options: Options) -> pa.Array:
     columns = [pa.array(names, pa.string()), *map(_nullable, scores)]
     if options.variants == "listed":
         return _rows(works, columns, struct)
-    return _lists(columns, struct, [len(work.names) for work in works])
+    return _lists(columns, struct, [work.num_variants for work in works])
 
 
 def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructType) -> pa.Array:
@@ -120,9 +120,9 @@ def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructT
     rows = [row for work in works for row in work.rows]
     indices, start = list[int | None](), 0
     for work in works:
-        index_of = {name: start + number for number, name in enumerate(work.names)}
+        index_of = {name: start + number for number, name in enumerate(work.listed)}
         indices += [index_of.get(row.variant) for row in work.rows]
-        start += len(work.names)
+        start += work.num_variants
     read_as, *scores = (column.take(pa.array(indices, pa.int64())) for column in columns)
     num_others = len(struct) - len(columns) - len(("read_as", "reason"))
     others = zip(*(row.others for row in rows), strict=True) if rows else [[]] * num_others
@@ -181,6 +181,4 @@ def _matrices(pairs: Pairs, options: Options) -> pa.Array:
 
 
 def _lists(columns: list[pa.Array], struct: pa.StructType, lengths: Sequence[int]) -> pa.Array:
-    bounds = np.cumsum([0, *lengths], dtype=np.int32)
-    rows = pa.StructArray.from_arrays(columns, fields=list(struct))
-    return pa.ListArray.from_arrays(numbers(bounds), rows)
+    return lists(pa.StructArray.from_arrays(columns, fields=list(struct)), lengths)

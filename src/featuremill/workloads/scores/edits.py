@@ -29,8 +29,8 @@ class Edit(NamedTuple):
     letters: str
 
 
-class Indel(NamedTuple):
-    """A parsed insertion, deletion or both; positions are counted from 1."""
+class Change(NamedTuple):
+    """A parsed substitution, insertion or deletion; positions are counted from 1."""
 
     old: str
     position: int
@@ -38,7 +38,7 @@ class Indel(NamedTuple):
     end: int
     """`last` is the last residue in the name, and `end` its position; the first if it is alone."""
     kind: str
-    """`del`, `ins`, `delins` or `dup`."""
+    """`del`, `ins`, `delins` or `dup`; "" for a substitution."""
     new: str
 
     @property
@@ -66,7 +66,7 @@ def one_letter(residue: str) -> str:
     return letter
 
 
-def read(part: str) -> Indel | None:
+def read(part: str) -> Change | None:
     """Parse an insertion or deletion in one-letter or three-letter codes. Return None for other
     texts, and for insertions that lack the inserted residues."""
     match = WRITTEN.fullmatch(part.upper())
@@ -76,7 +76,7 @@ def read(part: str) -> Indel | None:
     as_written = part[len(part) - len(new) :] if new else ""
     if len(old) == 3 or not (as_written.isupper() or as_written.islower()):
         new = "".join(one_letter(new[at : at + 3]) for at in range(0, len(new), 3))
-    indel = Indel(
+    indel = Change(
         one_letter(old),
         int(position),
         one_letter(last or old),

@@ -5,9 +5,9 @@ Does not import torch.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.kit.processes import free_memory_mb
@@ -27,14 +27,11 @@ PACKS_PER_LOAD = 16
 
 
 class Network(NamedTuple):
-    """A network with its head."""
-
     encoder: Encoder
     head: Head
 
 
 def num_networks(weights: Weights) -> int:
-    """Return the number of networks in the weights."""
     return int(weights.metadata.get(sources.NUM_NETWORKS, 1))
 
 
@@ -62,51 +59,40 @@ class Networks:
     ) -> None:
         self._options, self._devices, self._weights = options, devices, weights
         self.num = num_networks(weights)
-        device = devices[0]
-        self._num_together = num_together(options, device, weights, batch_tokens)
-        if self.num == 1:
-            return
-        which = "all" if self._num_together > 1 else "one"
-        loads = f"{self.num} networks, {which} loaded at a time"
-        need_mb = memory_mb(options, device, weights, batch_tokens, self._num_together)
-        if self._num_together > 1:
-            log.info("%s: about %s MB", loads, f"{need_mb:,}")
+        num_loaded = num_together(options, devices[0], weights, batch_tokens)
+        if self.num > 1:
+            self._log_loads(num_loaded, batch_tokens)
+        self._loaded = [self._load(number) for number in range(num_loaded)]
+        self.backend = self._loaded[0].encoder.backend
+        """The names of the compute backends, for the receipt."""
+        if self.num > 1:
+            how = "all loaded" if num_loaded > 1 else "one loaded at a time"
+            self.backend = f"{self.num} networks, {how}; {self.backend}"
+
+    def _log_loads(self, num_loaded: int, batch_tokens: int) -> None:
+        memory = functools.partial(
+            memory_mb, self._options, self._devices[0], self._weights, batch_tokens
+        )
+        which = "all" if num_loaded > 1 else "one"
+        text = f"{self.num} networks, {which} loaded at a time: about {memory(num_loaded):,} MB"
+        if num_loaded > 1:
+            log.info(text)
         else:
-            all_mb = memory_mb(options, device, weights, batch_tokens, self.num)
             log.warning(
-                "%s: about %s MB, as all would take about %s MB; each is loaded again for every "
-                "batch, which is slower",
-                loads,
-                f"{need_mb:,}",
-                f"{all_mb:,}",
+                "%s, as all would take about %s MB; each is loaded again for every batch, which is "
+                "slower",
+                text,
+                f"{memory(self.num):,}",
             )
-
-    @cached_property
-    def first(self) -> Network:
-        """The first network; it stays loaded if all networks do."""
-        return self._load(0)
-
-    @cached_property
-    def _others(self) -> list[Network]:
-        return [self._load(number) for number in range(1, self.num)]
 
     def each(self) -> Iterator[Network]:
         """Yield the networks; they are loaded one at a time if memory is short."""
-        if self._num_together == self.num:
-            yield from (self.first, *self._others)
+        if len(self._loaded) == self.num:
+            yield from self._loaded
             return
-        self.__dict__.pop("first", None)
+        self._loaded.clear()
         for number in range(self.num):
             yield self._load(number)
-
-    @property
-    def backend(self) -> str:
-        """The names of the compute backends, for the receipt."""
-        backend = self.first.encoder.backend
-        if self.num == 1:
-            return backend
-        how = "all loaded" if self._num_together > 1 else "one loaded at a time"
-        return f"{self.num} networks, {how}; {backend}"
 
     def _load(self, number: int) -> Network:
         from featuremill.workloads.scores.head import Head

@@ -4,7 +4,8 @@ substitutions (positions × residues) and its highest and lowest variants."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
 import pyarrow as pa
@@ -13,9 +14,11 @@ from featuremill.kit.text import clipped
 from featuremill.workload.figures import REST, Figure, Panel, specification, values
 from featuremill.workloads.scores.columns import VARIANTS
 from featuremill.workloads.scores.edits import is_indel
-from featuremill.workloads.scores.first_proteins import figures_of
 from featuremill.workloads.scores.variants import AMINO_ACIDS, substitutions
 
+__all__ = ["figures_of"]
+MOST_PROTEINS = 6
+"""The largest number of proteins with figures, so that the report is small."""
 STRETCH = 100
 """Positions of one heat map; more would make the cells too narrow."""
 MOST_STRETCHES = 6
@@ -25,26 +28,35 @@ MOST_RANKED = 10
 """The number of highest and of lowest variants."""
 CELL_PIXELS = 13
 MOST_LETTERS = 40
+AnyProtein = TypeVar("AnyProtein")
 DIVERGING = ["--second", "--card", "--first"]
 """Colours of negative scores, of zero and of positive scores."""
 
 
 class Scored(NamedTuple):
-    """A variant with its score."""
-
     variant: str
     score: float
 
 
 class Protein(NamedTuple):
-    """A protein with all its scored variants."""
-
     id: str
     length: int
-    """In residues."""
     column: str
     """The name of the score, such as `wildtype_marginal`."""
     scored: Sequence[Scored]
+
+
+def figures_of(
+    proteins: Iterator[AnyProtein], figure: Callable[[int, AnyProtein], Figure]
+) -> list[Figure]:
+    """Return `figure(number, protein)` of the first proteins; numbers start at 1. If there are more
+    proteins, the sentence of the first figure states it."""
+    first = list(islice(proteins, MOST_PROTEINS + 1))
+    every = [figure(number, each) for number, each in enumerate(first[:MOST_PROTEINS], start=1)]
+    if len(first) > MOST_PROTEINS:
+        more = f" Only the first {MOST_PROTEINS} proteins are drawn; the results have all."
+        every[0] = every[0]._replace(sentence=every[0].sentence + more)
+    return every
 
 
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
@@ -68,7 +80,6 @@ def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
 
 
 def figure(number: int, protein: Protein) -> Figure:
-    """Return the figure of a protein; `number` distinguishes its name."""
     ranked = sorted(protein.scored, key=lambda each: -each.score)
     low, high = ranked[-1], ranked[0]
     sentence = (
@@ -121,26 +132,15 @@ def _heat_map(cells: Sequence[dict[str, Any]], positions: Sequence[int], most: f
     )
     y = alt.Y("residue:O", title="new residue", scale=alt.Scale(domain=list(AMINO_ACIDS)))
     colours = alt.Scale(domain=[-most, 0, most], range=DIVERGING, interpolate="lab")
-    scores = (
-        alt.Chart(values(cells))
-        .mark_rect()
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("score:Q", title="score", scale=colours, legend=alt.Legend(offset=28)),
-            tooltip=["position:O", "was:N", "residue:N", alt.Tooltip("score:Q", format="+.3f")],
-        )
-    )
-    wild_types = (
-        alt.Chart(values(wild_type))
-        .mark_rect()
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("kind:N", title=None, scale=alt.Scale(range=[REST]), legend=None),
-            tooltip=["position:O", "residue:N", "kind:N"],
-        )
-    )
+    score = alt.Color("score:Q", title="score", scale=colours, legend=alt.Legend(offset=28))
+    kind = alt.Color("kind:N", title=None, scale=alt.Scale(range=[REST]), legend=None)
+
+    def marks(rows: Sequence[dict[str, Any]], colour: Any, *names: Any) -> Any:
+        base = alt.Chart(values(rows)).mark_rect()
+        return base.encode(x=x, y=y, color=colour, tooltip=["position:O", *names])
+
+    scores = marks(cells, score, "was:N", "residue:N", alt.Tooltip("score:Q", format="+.3f"))
+    wild_types = marks(wild_type, kind, "residue:N", "kind:N")
     size: dict[str, Any] = {"width": "container", "height": CELL_PIXELS * len(AMINO_ACIDS)}
     return (scores + wild_types).resolve_scale(color="independent").properties(**size)
 

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.files import refuse_unreadable
-from featuremill.workload import Checkpoint, Converted, Weights, refuse_without_packages
+from featuremill.workload import Checkpoint, Converted, Weights
 from featuremill.workload.hugging_face import (
     CONFIG,
-    checkpoint_files,
-    how_to_get,
     is_name,
     place_of,
 )
-from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import kin
+from featuremill.workloads.esm2 import folder as kinds
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_1B, ESM_1V, Architecture, Sizes
-from featuremill.workloads.esm2.folder import Kind, facts_of
+from featuremill.workloads.esm2.folder import Kind
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.esmc.sources import header
 
@@ -36,7 +31,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.conversion import Checkpoint as Opened
 
 __all__ = ["ESM_1", "ESM_1B_NAME", "refuse_beyond_positions"]
-_log = logging.getLogger("featuremill.weights")
 ESM_1B_NAME = "esm1b_t33_650M_UR50S"
 ESM_1_NAMES = (ESM_1B_NAME, *(f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1, 6)))
 """The names of the published models in fair-esm, and after `facebook/` on Hugging Face."""
@@ -60,39 +54,30 @@ class Kin(NamedTuple):
         """Return whether `model` is the name or the path of such a network; reads no weights."""
         if self._known(model):
             return True
-        path = place_of(model)
+        path, is_saprot = place_of(model), self.kind is kinds.SAPROT
         if not path.exists():
-            is_converted = re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model) is not None
-            is_saprot = self.kind is kin.SAPROT and "saprot" in model.lower()
-            return is_converted or (is_saprot and is_name(model))
+            if re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model):
+                return True
+            return is_saprot and "saprot" in model.lower() and is_name(model)
         with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
             folder = path if path.is_dir() else path.parent
             if (folder / CONFIG).is_file():
                 config = json.loads((folder / CONFIG).read_text("utf-8"))
                 if config.get("model_type") == "esm":
-                    return self._is_config(config)
-            return path.is_file() and self._is_header(header(path))
+                    has_tokens = config.get("vocab_size") == self.kind.most_tokens
+                    position = config.get("position_embedding_type", "absolute")
+                    return has_tokens and (is_saprot or position == "absolute")
+            return path.is_file() and not is_saprot and POSITIONS_OF_FAIR_ESM in header(path)
         return False
-
-    def _is_config(self, config: Mapping[str, object]) -> bool:
-        if self.kind is kin.SAPROT:
-            return config.get("vocab_size") == self.kind.most_tokens
-        is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
-        return is_absolute and config.get("vocab_size") == self.kind.most_tokens
-
-    def _is_header(self, header: bytes) -> bool:
-        return self.kind is kin.ESM_1 and POSITIONS_OF_FAIR_ESM in header
 
     def _known(self, model: str) -> str:
         name = model.removeprefix(of_esm2.OWNER)
         return name if name in self.published and not Path(model).exists() else ""
 
     def is_path(self, model: str) -> bool:
-        """Return whether `model` is the path of a checkpoint and not the name of a known model."""
         return not self._known(model)
 
     def name_of(self, model: str) -> str:
-        """Return the `<name>` of `weights/<name>.json` for `model`; opens no file."""
         return self._known(model) or of_esm2.stem_of(model)
 
     def refuse_nearly_named(self, model: str, names: Sequence[str], others: str) -> None:
@@ -112,20 +97,10 @@ class Kin(NamedTuple):
             )
 
     def refuse_missing(self, model: str) -> None:
-        """Raise UserError if `model` is missing, or is a folder of another network."""
-        if self._known(model):
-            return
-        path = place_of(model)
-        if path.is_dir():
-            checkpoint_files(path)
-            facts_of(path, self.kind)
-        elif not path.is_file():
-            if remedy := how_to_get(model):
-                raise UserError(f"{model}: there is no such file or folder; {remedy}.")
-            refuse_unreadable(path)
+        if not self._known(model):
+            of_esm2.refuse_missing(model, self.kind)
 
     def locate(self, model: str) -> Checkpoint:
-        """Return the checkpoint of `model`, which may not be downloaded yet."""
         if name := self._known(model):
             return of_esm2.published(name)
         self.refuse_missing(model)
@@ -133,37 +108,15 @@ class Kin(NamedTuple):
         return Checkpoint("local", self.name_of(model), str(path.resolve()), path)
 
     def convert(self, source: Checkpoint, path: Path, has_head: bool = True) -> Converted:
-        """Write the weights of `source` to `path`, with or without the language-model head."""
         return self.write(source, self.read(source, has_head), path)
 
     def read(self, source: Checkpoint, has_head: bool = False) -> Opened:
-        """Read the weights of `source`; download them if they are missing."""
-        refuse_without_packages(esm2.Options)
-        path = source.path
-        if source.kind == "published" and not path.exists():
-            path = of_esm2.download(source)
-        from featuremill.workloads.esm2 import checkpoint
-
-        _log.info("converting %s", path)
-        return checkpoint.read(path, has_head, self.kind)
+        return of_esm2.read(source, has_head, self.kind)
 
     def write(self, source: Checkpoint, opened: Opened, path: Path) -> Converted:
-        """Write the weights `opened`, which were read from `source`, to `path`."""
-        from featuremill.workloads.esm2 import conversion
-
-        sha256 = conversion.write(opened, path)
-        name = source.name
-        if name not in self.published:
-            sizes = opened.sizes
-            stem = f"{sizes.architecture.name}_t{sizes.num_layers}_w{sizes.width}"
-            name = f"{stem}-{sha256[:8]}"
-        metadata = opened.metadata()
-        if source.kind == "published":
-            metadata["license"] = of_esm2.PUBLISHED_LICENSE
-        return Converted(name, sha256, metadata)
+        return of_esm2.write(source, opened, path, self.published)
 
     def weights_ahead(self, model: str, has_head: bool = True) -> Weights:
-        """Return the metadata of the model before it is converted."""
         if name := self._known(model):
             architecture = ESM_1B if name == ESM_1B_NAME else ESM_1V
             sizes = Sizes(architecture, *SHAPE_OF_ESM_1)
@@ -178,8 +131,8 @@ class Kin(NamedTuple):
         return Weights(self.name_of(model), Path(), "", facts.metadata())
 
 
-ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1[bv]")
-SAPROT = Kin(kin.SAPROT, (), "saprot")
+ESM_1 = Kin(kinds.ESM_1, ESM_1_NAMES, "esm1[bv]")
+SAPROT = Kin(kinds.SAPROT, (), "saprot")
 
 
 def refuse_beyond_positions(

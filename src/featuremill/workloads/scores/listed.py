@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import tee
 from pathlib import Path
-from typing import TypeVar
 
 from featuremill import inputs as readers
 from featuremill.inputs import (
@@ -19,7 +18,6 @@ from featuremill.inputs import (
     residues,
     rows,
 )
-from featuremill.inputs.letters import Make
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import Matcher
 from featuremill.kit.text import clipped
@@ -28,73 +26,14 @@ from featuremill.workloads.encoder import structures
 from featuremill.workloads.encoder.structures import NOT_KNOWN
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import edits, sources, tables, variants
+from featuremill.workloads.scores.edits import Change
+from featuremill.workloads.scores.kin import SAPROT
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.tables import Cell
-from featuremill.workloads.scores.variants import Change, Row, WrongError, letters_of
-
-Other = TypeVar("Other")
-
-
-def maker(options: Options) -> Make:
-    """Return the function that makes records; for SaProt, residues and 3Di letters alternate."""
-    if sources.is_saprot(options.model):
-        return letters.maker(structures.clean_pairs)
-    return residues.protein
-
-
-def proteins(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Yield the proteins of `inputs`, as `featuremill.inputs.proteins` does.
-
-    Raises:
-        UserError: the options have structures, and the network reads none.
-    """
-    if not sources.is_saprot(options.model):
-        _refuse_structures(options)
-        yield from readers.proteins(inputs, options)
-        return
-    stream = structures.pairs(inputs, options)
-    for record, _ in paired(((record, None) for record in stream), options):
-        yield record
-
-
-def paired(
-    pairs: Iterable[tuple[Record, Other]], options: Options
-) -> Iterator[tuple[Record, Other]]:
-    """Yield the pairs; for SaProt, append a tab and the structure of `options` to the payloads.
-
-    Raises:
-        UserError: the options have structures, and the network reads none.
-    """
-    if not sources.is_saprot(options.model):
-        _refuse_structures(options)
-        yield from pairs
-        return
-    others: deque[Other] = deque()
-
-    def records() -> Iterator[Record]:
-        for record, other in pairs:
-            others.append(other)
-            yield record
-
-    stream = records()
-    if options.structures:
-        stream = structures.added(stream, structures.read(options, options.id_column))
-    for record in stream:
-        if not record.reason and b"\n" not in record.payload and NOT_KNOWN not in record.note:
-            record = record._replace(note="; ".join(filter(None, (record.note, NOT_KNOWN))))
-        yield record._replace(payload=record.payload.replace(b"\n", b"\t")), others.popleft()
-
-
-def _refuse_structures(options: Options) -> None:
-    if options.structures:
-        raise UserError(
-            "options.structures: this network reads no letters of structure; leave structures out, "
-            "or give a SaProt."
-        )
-
+from featuremill.workloads.scores.variants import Row, WrongError, letters_of
 
 log = logging.getLogger("featuremill.scores")
-ProteinCells = tuple[Record, tuple[list[Cell], bool]]
+ProteinCells = tuple[Record, list[Cell], bool]
 """A protein, its cells of variants, and whether the cells are whole sequences."""
 
 
@@ -169,18 +108,32 @@ class _Listed:
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Yield the proteins of `inputs` with their variants; truncated proteins have a note."""
+    """Yield the proteins of `inputs` with their variants; truncated proteins have a note.
+
+    Raises:
+        UserError: the options have structures, and the network reads none.
+    """
     options = tables.with_columns(options)
+    is_saprot = sources.reader_of(options.model) is SAPROT
+    if options.structures and not is_saprot:
+        raise UserError(
+            "options.structures: this network reads no letters of structure; leave structures out, "
+            "or give a SaProt."
+        )
+    proteins: Iterator[ProteinCells]
     if options.variants != "listed":
-        for record in proteins(inputs, options):
-            yield _sized(record, options)
-        return
-    if options.variants_file:
-        pairs = _from_file(inputs, options)
+        proteins = ((record, [], False) for record in _read(inputs, options))
+    elif options.variants_file:
+        proteins = _from_file(inputs, options)
     else:
-        pairs = paired(_from_tables(inputs, options), options)
+        proteins = _from_tables(inputs, options)
+    if is_saprot:
+        proteins = _with_structures(proteins, options)
     is_logged = False
-    for record, (cells, of_sequences) in pairs:
+    for record, cells, of_sequences in proteins:
+        if options.variants != "listed":
+            yield _sized(record, options)
+            continue
         with_variants, problem = _with_variants(record, cells, of_sequences, options)
         if problem and not is_logged:
             log.warning("%r: %s", clipped(record.id), problem)
@@ -188,12 +141,32 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         yield with_variants
 
 
+def _read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Yield the proteins of `inputs`; for SaProt, residues and 3Di letters may alternate."""
+    read = structures.pairs if sources.reader_of(options.model) is SAPROT else readers.proteins
+    return read(inputs, options)
+
+
+def _with_structures(proteins: Iterator[ProteinCells], options: Options) -> Iterator[ProteinCells]:
+    """Yield `proteins` with a tab and their structures, of the inputs or the option `structures`,
+    in the payloads."""
+    proteins, others = tee(proteins)
+    stream: Iterator[Record] = (record for record, *_ in proteins)
+    if options.structures:
+        stream = structures.added(stream, structures.read(options, options.id_column))
+    for record, (_, cells, of_sequences) in zip(stream, others, strict=True):
+        if not record.reason and b"\n" not in record.payload and NOT_KNOWN not in record.note:
+            record = record._replace(note="; ".join(filter(None, (record.note, NOT_KNOWN))))
+        payload = record.payload.replace(b"\n", b"\t")
+        yield record._replace(payload=payload), cells, of_sequences
+
+
 def _from_file(inputs: Sequence[Path], options: Options) -> Iterator[ProteinCells]:
     """Yield the proteins of `inputs` with their cells from `options.variants_file`."""
     assert options.variants_file
     listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
-    for record in proteins(inputs, options):
-        yield record, (listed.cells_of(record.id), listed.columns.is_of_sequences)
+    for record in _read(inputs, options):
+        yield record, listed.cells_of(record.id), listed.columns.is_of_sequences
     listed.refuse_unmatched()
 
 
@@ -209,25 +182,28 @@ def _from_tables(inputs: Sequence[Path], options: Options) -> Iterator[ProteinCe
                 f"{path}: variants: listed needs a table of variants; set variants_file under "
                 "options, or give a table with a column of variants."
             )
-    make = maker(options)
+    is_saprot = sources.reader_of(options.model) is SAPROT
+    make = letters.maker(structures.clean_pairs) if is_saprot else residues.protein
     for path in inputs:
         names = names_in_table(path, "variants")
         named_columns = columns.Named(options.id_column, options.sequence_column)
         sequence_columns = columns.find(path, names, named_columns)
-        id, letters = names[sequence_columns.id], names[sequence_columns.sequence]
+        id, sequence = names[sequence_columns.id], names[sequence_columns.sequence]
         variant_columns = tables.of_variants(path, names, options)
-        wanted = NamedColumns(id_column=id, names=variant_columns.wanted(letters, *options.carried))
+        wanted = NamedColumns(
+            id_column=id, names=variant_columns.wanted(sequence, *options.carried)
+        )
         by_protein: dict[tuple[object, ...], tuple[Record, list[Cell]]] = {}
         for row in rows([path], wanted):
             values = {} if row.reason else json.loads(row.payload)
-            text = str(values.get(letters) or "")
+            text = str(values.get(sequence) or "")
             key = (row.line,) if row.reason else (row.id, text)
             if key not in by_protein:
                 by_protein[key] = (make(row.id, "", text, row.source, row.line), [])
             if cell := tables.cell(values, variant_columns, options, path, row.line):
                 by_protein[key][1].append(cell)
         for record, cells in by_protein.values():
-            yield record, (cells, variant_columns.is_of_sequences)
+            yield record, cells, variant_columns.is_of_sequences
 
 
 def _with_variants(

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, mo
 from featuremill.inputs import TableOptions
 from featuremill.workload import Kind, OptionFile
 from featuremill.workloads import esm2, esmc
-from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
+from featuremill.workloads.encoder.options import OF_TABLES, StructureOptions
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import sources
 
@@ -251,7 +251,8 @@ class Options(StructureOptions, ModelOptions):
     @cached_property
     def limit(self) -> int:
         """Residues that are kept, or residues of a window."""
-        workload: Any = esmc if sources.is_esm_c(self.model) else esm2
+        is_esm_c = sources.reader_of(self.model) is esmc.CHECKPOINTS
+        workload: Any = esmc if is_esm_c else esm2
         trained: int = workload.Options.model_fields["max_residues"].default
         return self.max_residues or trained
 

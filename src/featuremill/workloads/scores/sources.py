@@ -19,25 +19,15 @@ from featuremill.workload import Checkpoint, Converted, Weights
 from featuremill.workload.hugging_face import place_of
 from featuremill.workloads import esm2, esmc
 from featuremill.workloads.esm2 import sources as of_esm2
-from featuremill.workloads.esm2.sources import NUMBERS, SUGGESTED, looks_like_path, nearest
+from featuremill.workloads.esm2.sources import NUMBERS as NUMBERS
+from featuremill.workloads.esm2.sources import SUGGESTED as SUGGESTED
+from featuremill.workloads.esm2.sources import looks_like_path, nearest
 from featuremill.workloads.esmc import sources as of_esmc
 from featuremill.workloads.scores.kin import ESM_1, SAPROT
-
-__all__ = [
-    "LAYOUT",
-    "NUMBERS",
-    "SUGGESTED",
-    "convert",
-    "is_path",
-    "locate",
-    "name_of",
-    "refuse_missing",
-]
 
 LAYOUT = "esm2-lm_head-1"
 """The layout of the weights of all networks; the name is that of the first kind."""
 BETWEEN = " + "
-"""The separator between the models of an ensemble."""
 NUM_NETWORKS = "networks"
 """The metadata key of the number of networks in an ensemble."""
 NAMES = (*of_esm2.bundled_names(), *of_esm2.PUBLISHED, *of_esmc.NAMES, *ESM_1.published)
@@ -51,28 +41,10 @@ def members(model: str) -> list[str]:
     return model.split(BETWEEN)
 
 
-def prefix(number: int, model: str) -> str:
-    """Return the prefix of the tensor names of network `number` of `model`."""
-    return f"{number}." if BETWEEN in model else ""
-
-
-def is_esm_c(model: str) -> bool:
-    """Return whether `model` is an ESM C, by its name or its files."""
-    return _sources(members(model)[0]) is of_esmc
-
-
-def is_saprot(model: str) -> bool:
-    """Return whether `model` is a SaProt, by its name or its files."""
-    return _sources(members(model)[0]) is SAPROT
-
-
-def is_esm_1(model: str) -> bool:
-    """Return whether `model` is an ESM-1b or ESM-1v, by its name or its files."""
-    return _sources(members(model)[0]) is ESM_1
-
-
-def _sources(model: str) -> Any:
-    """Return the module or `Kin` that reads the checkpoint of a model; ESM-2's for unknown ones."""
+def reader_of(model: str) -> Any:
+    """Return the module or `Kin` that reads the checkpoint of a model; ESM-2's for unknown ones.
+    The networks of an ensemble are of one kind."""
+    model = members(model)[0]
     for kin in (ESM_1, SAPROT):
         if kin.takes(model):
             return kin
@@ -87,7 +59,7 @@ def _sources(model: str) -> Any:
 def is_path(model: str) -> bool:
     """Return whether `model` is the path of a checkpoint and not the name of a known model. False
     for an ensemble, for which `name_of` changes with the files."""
-    return BETWEEN not in model and bool(_sources(model).is_path(model))
+    return BETWEEN not in model and bool(reader_of(model).is_path(model))
 
 
 def name_of(model: str) -> str:
@@ -95,13 +67,12 @@ def name_of(model: str) -> str:
 
     The name of an ensemble has a digest of its members, and of the sizes and times of their files.
     """
-    if BETWEEN not in model:
-        ESM_1.refuse_nearly_named(model, *ALL)
-        return f"{_sources(model).name_of(model)}-lm_head"
     each = members(model)
     for member in each:
         ESM_1.refuse_nearly_named(member, *ALL)
-    names = [str(_sources(member).name_of(member)) for member in each]
+    names = [str(reader_of(member).name_of(member)) for member in each]
+    if len(each) == 1:
+        return f"{names[0]}-lm_head"
     stamps = [(member, *_stamps(member)) for member in each]
     digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
     return f"{names[0]}-and-{len(each) - 1}-more-{digest[:8]}-lm_head"
@@ -109,7 +80,7 @@ def name_of(model: str) -> str:
 
 def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
     """Yield name, size and time of each file of a member; nothing for names."""
-    if not _sources(model).is_path(model):
+    if not reader_of(model).is_path(model):
         return
     path = place_of(model)
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -120,17 +91,15 @@ def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
 
 
 def refuse_missing(model: str) -> None:
-    """Raise UserError if a network of `model` is missing, or is a folder of another network."""
     for member in members(model):
-        if _sources(member) is of_esmc:
+        if reader_of(member) is of_esmc:
             of_esmc.refuse_missing(member, LAYOUT)
         else:
-            _sources(member).refuse_missing(member)
+            reader_of(member).refuse_missing(member)
 
 
 def locate(model: str) -> Checkpoint:
-    """Return the checkpoint of `model`, which may not be downloaded yet."""
-    checkpoints: list[Checkpoint] = [_sources(member).locate(member) for member in members(model)]
+    checkpoints: list[Checkpoint] = [reader_of(member).locate(member) for member in members(model)]
     first, *others = checkpoints
     if not others:
         return first
@@ -147,16 +116,15 @@ def locate(model: str) -> Checkpoint:
 
 
 def convert(source: Checkpoint, path: Path) -> Converted:
-    """Write the weights of `source` with the language-model head to `path`."""
     if not source.others:
         model = source.name if source.kind == "published" else str(source.path)
-        converted: Converted = _sources(model).convert(source, path, has_head=True)
+        converted: Converted = reader_of(model).convert(source, path, has_head=True)
         return converted
     networks, parts = list[Converted](), list[Path]()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".ensemble-") as folder:
         for number, member in enumerate(members(source.location)):
             parts.append(Path(folder, f"{number}.safetensors"))
-            networks.append(_sources(member).convert(locate(member), parts[-1], has_head=True))
+            networks.append(reader_of(member).convert(locate(member), parts[-1], has_head=True))
         _refuse_unlike(networks)
         _refuse_twice(networks)
         sha256 = _join(parts, path)
@@ -165,7 +133,6 @@ def convert(source: Checkpoint, path: Path) -> Converted:
 
 
 def weights_ahead(model: str) -> Weights:
-    """Return the metadata of `model` before it is converted."""
     networks = [_weights_ahead(member) for member in members(model)]
     if len(networks) == 1:
         return networks[0]
@@ -175,11 +142,11 @@ def weights_ahead(model: str) -> Weights:
 
 
 def _weights_ahead(model: str) -> Weights:
-    if _sources(model) is of_esmc:
+    if reader_of(model) is of_esmc:
         return esmc.weights_ahead(esmc.Options(model=model), LAYOUT)
-    if _sources(model) is of_esm2:
+    if reader_of(model) is of_esm2:
         return esm2.weights_ahead(esm2.Options(model=model))
-    weights: Weights = _sources(model).weights_ahead(model)
+    weights: Weights = reader_of(model).weights_ahead(model)
     return weights
 
 
@@ -207,7 +174,6 @@ def _refuse_unlike(networks: Sequence[Any]) -> None:
 
 
 def _refuse_twice(converted: Sequence[Converted]) -> None:
-    """Raise UserError if two networks have the same weights."""
     known: dict[str, str] = {}
     for each in converted:
         if each.sha256 in known:

@@ -26,7 +26,6 @@ NAMES = (
         "substitutions",
     ),
 )
-"""Usual names of a column of variants."""
 MUTATED = (("mutated_sequence",),)
 """The usual name of a column of whole sequences of variants."""
 MOST_ROWS = 1_000

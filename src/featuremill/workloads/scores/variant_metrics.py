@@ -23,13 +23,12 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Raise UserError if the values have no measured scores."""
         import pyarrow as pa
 
         from featuremill.workloads.scores.agreement import measured_of
 
-        there = VARIANTS in values.names
-        struct = values.field(VARIANTS).type.value_type if there else pa.struct([])
+        is_known = VARIANTS in values.names
+        struct = values.field(VARIANTS).type.value_type if is_known else pa.struct([])
         need([name for name in measured_of(struct) if name], "variant_metrics", WHAT)
 
     def __init__(self, target: Target) -> None:
@@ -43,7 +42,6 @@ class Writer:
         self._table = TsvWriter(self._file, self._schema.names)
 
     def write(self, block: pa.Table) -> None:
-        """Append the rows of a block's records."""
         import pyarrow as pa
 
         from featuremill.workloads.scores.agreement import agreements
@@ -56,5 +54,4 @@ class Writer:
         self._table.columns(pa.Table.from_pylist(rows, self._schema).columns)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

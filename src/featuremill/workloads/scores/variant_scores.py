@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "Writer"]
 VARIANTS = "variants"
-"""The workload's column of variants."""
 OF_SCORES = re.compile(r"variants|positions|log_probabilities\w*|(pseudo|one_pass)_\w+")
 """Matches the columns of the workload scores."""
 FORMAT = Format(
@@ -34,9 +33,8 @@ class Writer:
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Raise UserError if the values lack the column."""
-        there = [name for name in values.names if name == cls.COLUMN]
-        need(there, cls.OUTPUT, f"a column {cls.COLUMN}")
+        columns = [name for name in values.names if name == cls.COLUMN]
+        need(columns, cls.OUTPUT, f"a column {cls.COLUMN}")
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.tsv import TsvWriter
@@ -46,7 +44,6 @@ class Writer:
         self._table = TsvWriter(self._file, ["id", *(field.name for field in struct)])
 
     def write(self, block: pa.Table) -> None:
-        """Append the rows of a block's records."""
         import pyarrow.compute as pc
 
         lists = block[self.COLUMN].combine_chunks()
@@ -55,5 +52,4 @@ class Writer:
         self._table.columns([ids, *(pc.struct_field(rows, field.name) for field in rows.type)])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from featuremill.kit.reasons import Kind
 from featuremill.kit.text import clipped
 from featuremill.workloads.scores import edits
-from featuremill.workloads.scores.edits import Edit, Indel
+from featuremill.workloads.scores.edits import Change, Edit
 from featuremill.workloads.scores.options import Options
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -96,42 +96,15 @@ class Substitution(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A variant in a row of a table."""
-
     text: str
     variant: str = ""
     """The variant in the notation of payloads, or "" if there is a reason."""
     reason: str = ""
     others: tuple[str | None, ...] = ()
-    """The values of the copied columns."""
 
 
 class WrongError(Exception):
     """A variant cannot be scored; the message is the reason."""
-
-
-class Changed(NamedTuple):
-    """A parsed substitution; the position is counted from 1."""
-
-    old: str
-    position: int
-    new: str
-
-    @property
-    def residues(self) -> tuple[tuple[str, int], ...]:
-        """The residue in its name, with its position."""
-        return ((self.old, self.position),)
-
-    def edit(self, _letters: str, first: int) -> Edit:
-        """Return the edit of a protein whose first residue has the number `first`."""
-        index = self.position - first
-        return Edit(index, index + 1, self.new)
-
-    def __str__(self) -> str:
-        return f"{self.old}{self.position}{self.new}"
-
-
-Change = Changed | Indel
 
 
 def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
@@ -209,7 +182,8 @@ def _changed(written: str, text: str) -> Change:
         part = "".join(map(edits.one_letter, long.groups()))
     match = SUBSTITUTION.fullmatch(part)
     if match and match[3] in AMINO_ACIDS:
-        return Changed(match[1], int(match[2]), match[3])
+        position = int(match[2])
+        return Change(match[1], position, match[1], position, "", match[3])
     if indel := edits.read(written):
         return indel
     kind = NOT_ONE
@@ -234,7 +208,7 @@ def checked(
     Raises:
         WrongError: the changes do not fit the protein or the options.
     """
-    _refuse_indels(any(isinstance(change, Indel) for change in changes), text, options)
+    _refuse_indels(any(change.kind for change in changes), text, options)
     was = letters.decode()
     for change in changes:
         for old, position in change.residues:
@@ -243,10 +217,8 @@ def checked(
                 detail = f"{len(letters)} residues"
                 if first != 1:
                     detail = f"residues {first} to {first + len(letters) - 1}"
-                reason = BEYOND.reason(f"{change}, and the protein has {detail}")
-                if index < 0:
-                    reason = BEYOND.reason(f"{change}, and the protein has {detail}", BEFORE)
-                raise WrongError(reason)
+                head = (BEFORE,) if index < 0 else ()
+                raise WrongError(BEYOND.reason(f"{change}, and the protein has {detail}", *head))
             if old != (old_letter := was[index]):
                 detail = f"{change}, and residue {index + 1} of the protein is {old_letter}"
                 raise WrongError(WILD_TYPE.reason(detail))

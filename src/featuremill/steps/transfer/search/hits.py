@@ -112,7 +112,6 @@ def hits_of(searched: Features, queries: Queries, settings: Settings) -> Iterato
 
 
 def _nearest(searched: Features, queries: Queries, settings: Settings) -> list[Neighbours]:
-    """Return the rows and scores of the records that are nearest to each query."""
     dtype = searched.vectors.dtype
     k = min(settings.k + settings.excludes_self, searched.num_rows)
     nearest = Nearest(queries.vectors, k, settings.metric, dtype, searched.ranks_of)

@@ -241,7 +241,6 @@ class Recipe:
 
 
 def _conversion(model: str, workload: str) -> str:
-    """Return the command that converts the weights of `model`."""
     if not model:
         return "featuremill weights MODEL --output FILE"
     path = json_of_weights(model, workload)

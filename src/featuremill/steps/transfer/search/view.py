@@ -76,7 +76,11 @@ class Aligned:
 
     def write(self, hits: Iterable[Hit]) -> None:
         """Append the hits of some queries."""
-        rows = [[plain(one_line(text)) for text in _texts(hit)] for hit in hits]
+        rows = []
+        for hit in hits:
+            numbers = f"{hit.score:.6f}", f"{hit.length:,}"
+            texts = [*map(str, hit[:3]), *numbers, hit.description]
+            rows.append([plain(one_line(text)) for text in texts])
         columns = zip(*rows, strict=True) if rows else [()] * len(self._widths)
         self._widths = [
             max([width, *map(len, column)])
@@ -94,14 +98,8 @@ class Aligned:
         )
         start = GAP.join(cells) + GAP
         if self._out.isatty():
-            width_left = shutil.get_terminal_size().columns - len(start)
-            description = _cut(description.rstrip(), max(width_left, MIN_DESCRIPTION))
+            left = max(shutil.get_terminal_size().columns - len(start), MIN_DESCRIPTION)
+            description = description.rstrip()
+            if len(description) > left:
+                description = f"{description[: left - 1]}…"
         return f"{start}{description}".rstrip()
-
-
-def _texts(hit: Hit) -> list[str]:
-    return [*map(str, hit[:3]), f"{hit.score:.6f}", f"{hit.length:,}", hit.description]
-
-
-def _cut(text: str, width_left: int) -> str:
-    return text if len(text) <= width_left else f"{text[: width_left - 1]}…"

@@ -22,7 +22,6 @@ from featuremill.kit.workloads import find_workload, records_of
 from featuremill.steps.transfer.search.recipe import Origin, Recipe
 from featuremill.steps.transfer.verify.written import Stored
 
-DTYPES = ("bf16", "fp16")
 BOUNDS = {"bf16": 2e-2, "fp16": 5e-3}
 """The bound of the mean relative L2 for 16-bit dtypes, as in `featuremill audit`."""
 BOUND = 1e-5
@@ -41,7 +40,6 @@ class Drawn(NamedTuple):
     seed: int | None
     """The seed of the sample; None for records that the user named."""
     records: dict[int, Record]
-    """The records by row."""
 
 
 class Column(NamedTuple):
@@ -50,7 +48,6 @@ class Column(NamedTuple):
     name: str
     records: int
     same: int
-    """The number of records with equal bits."""
     largest: float
     """The largest relative L2 of a record's values; for texts, 1 if they differ."""
     mean: float
@@ -120,7 +117,11 @@ def again(
         for name in names:
             here = computed[record.sha256][name]
             differences[name].append(difference(stored_values[name], here))
-    columns = [_column(name, values, ids, allowed[name]) for name, values in differences.items()]
+    columns = []
+    for name, values in differences.items():
+        same, most = sum(value == 0.0 for value in values), int(np.argmax(values))
+        facts = same, values[most], float(np.mean(values)), allowed[name], ids[most]
+        columns.append(Column(name, len(values), *facts))
     problems += [column.line for column in columns if not column.holds]
     return columns, problems
 
@@ -184,13 +185,6 @@ def _numbers(scalar: pa.Scalar[Any]) -> npt.NDArray[Any] | None:
         return None
     numbers = values.to_numpy(zero_copy_only=False)
     return numbers if numbers.dtype.kind in "fiu" else None
-
-
-def _column(name: str, differences: Sequence[float], ids: Sequence[str], allowed: float) -> Column:
-    farthest = int(np.argmax(differences))
-    same = sum(value == 0.0 for value in differences)
-    mean = float(np.mean(differences))
-    return Column(name, len(differences), same, differences[farthest], mean, allowed, ids[farthest])
 
 
 def payloads_of(

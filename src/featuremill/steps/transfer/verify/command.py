@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import random
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from featuremill.steps.transfer.verify.written import Stored, written
 
 DIFFERS = 1
 MOST_SHOWN = 20
-log = logging.getLogger("featuremill.verify")
 DESCRIPTION = (
     "Check the results of a run, such as a folder from a colleague: every digest and count, and "
     "some records computed again on this machine, beside what the results hold."

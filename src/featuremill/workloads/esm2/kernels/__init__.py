@@ -14,8 +14,8 @@ from torch import Tensor
 from featuremill.kit import environment
 from featuremill.kit.errors import error_text
 from featuremill.workloads.esm2 import triton_cache
-from featuremill.workloads.esm2.instructions import instructions
 from featuremill.workloads.esm2.kernels import reference
+from featuremill.workloads.esm2.lanes import instructions
 
 log = logging.getLogger("featuremill.workloads.esm2")
 
@@ -116,11 +116,6 @@ def has_triton() -> bool:
     except Exception:
         return False
     return True
-
-
-def triton_name() -> str:
-    """Return Triton's name and version, for the receipt."""
-    return _triton().name
 
 
 def keep_flash_attention() -> None:

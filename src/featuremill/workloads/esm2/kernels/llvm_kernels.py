@@ -19,7 +19,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2.instructions import instructions
 from featuremill.workloads.esm2.kernels.llvm import (
     BF16,
     FP16,
@@ -38,6 +37,7 @@ from featuremill.workloads.esm2.kernels.llvm_attention import (
     PairAttention,
 )
 from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
+from featuremill.workloads.esm2.lanes import instructions
 
 KINDS = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
 ATTENTION = {"amx": AmxAttention, "avx512_bf16": PairAttention}
