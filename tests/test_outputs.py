@@ -443,8 +443,9 @@ def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
         with pytest.raises(UserError, match=rf"{name}: it exists already"):
             export(run, ["npy"], tmp_path / "new" / "place")
         (tmp_path / "new" / "place" / name).unlink()
-    table = pq.read_table(run.root / "embeddings.parquet").replace_schema_metadata(None)
-    pq.write_table(table, run.root / "embeddings.parquet")
+    part = next((run.root / "embeddings").glob("*.parquet"))
+    table = pq.read_table(part).replace_schema_metadata(None)
+    pq.write_table(table, part)
     with pytest.raises(UserError, match="featuremill did not write this table"):
         export_of(run, ["npy"], tmp_path / "few", table["id"].to_pylist()[:1])
 
