@@ -377,6 +377,32 @@ def test_a_head_from_elsewhere_whose_tensors_change_is_no_head_any_more(desk):
     assert look()[0] == 1
 
 
+@pytest.mark.parametrize("key", ["options", "inputs"])
+def test_an_older_copy_of_results_is_not_what_snakemake_has_recorded(tmp_path, environment, key):
+    """The checksums that it recorded are those of the results that the copy replaced: the input
+    has them, and plan.json once it is written."""
+    desk, root = Desk(tmp_path, environment), tmp_path / "results" / "my"
+    config = {key: CONFIG[key] for key in ("run", "inputs", "workload")}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "in.fa").write_text(fasta(RECORDS[:3]))
+    run = ("featuremill", "run", "my.yaml", "-c", "2")
+    desk.type(*run, "merge")
+    shutil.copytree(root, tmp_path / "copy")
+    if key == "inputs":
+        (tmp_path / "in.fa").write_text(fasta(RECORDS[:5]))
+    else:
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(config | {key: {"hydropathy": False}}))
+    desk.type(*run, "merge")
+    newest = Results(root).find_delivery()
+    shutil.rmtree(root)
+    (tmp_path / "copy").rename(root)
+    assert "Nothing to be done" not in desk.type(*run, "-n").text
+    desk.type(*run, "merge")
+    again = Results(root).find_delivery()
+    assert again.is_of(Results(root).read_plan())
+    assert (again.recipe, again.counts) == (newest.recipe, newest.counts)
+
+
 def test_run_makes_again_what_snakemake_has_no_record_of(desk):
     """As after commands that were typed by hand. Of predictions it has one, and their inputs are as
     before: what was damaged is made again nevertheless."""
