@@ -506,6 +506,10 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
     (folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(UserError, match=rf"its recipe is not that of {victim.name}.*; export it"):
         store_act(tmp_path / "bad", "import", folder)
+    del card["files"][victim.name]["sha256"]
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match=r"it is not as featuremill wrote it; copy it again"):
+        store_act(tmp_path / "bad", "import", folder)
 
 
 def test_what_is_exported_and_imported_stands_in_blocks(tmp_path, store, filled, monkeypatch):

@@ -193,6 +193,7 @@ def _take_export(store: Path, source: Path) -> None:
         recipe, files = card["recipe"], card["files"]
         settings = Settings.model_validate(card["settings"])
         receipts = {name: Receipt.model_validate(entry["receipt"]) for name, entry in files.items()}
+        sha256 = {name: entry["sha256"] for name, entry in files.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         recipe = ""
     if not recipe or recipe_of(settings) != recipe:
@@ -204,7 +205,7 @@ def _take_export(store: Path, source: Path) -> None:
         )
     num_records = 0
     for name, receipt in receipts.items():
-        if Path(name).name != name or sha256_of(source / name) != files[name]["sha256"]:
+        if Path(name).name != name or sha256_of(source / name) != sha256[name]:
             raise UserError(f"{source / name}: it is not as {CARD} lists it; copy it again.")
         with pq.ParquetFile(source / name, pre_buffer=False) as file:
             schema = file.schema_arrow
