@@ -268,20 +268,22 @@ def warn_of_reruns(workflow: Any, run: Run, needs_plan: bool) -> None:
     if needs_plan:
         rerun_older_results(run, is_dry=True)
     if others := other_versions(run):
-        said = f"here is {others}: a run plans and computes it anew, which a dry run does not show."
-        log.warning(f"{run.folder}: {said}")
+        log.warning(
+            f"{run.folder}: here is {others}: a run plans and computes it anew, which a dry run "
+            "does not show."
+        )
     elif plan and (changes := products.changes_since(plan, run)):
         records = counted(plan.counts.unique, "distinct record")
         if {change.key for change in changes} <= {"inputs", "samples"}:
-            said = "a run plans anew, and computes the records that are new"
+            effect = "a run plans anew, and computes the records that are new"
         else:
             delivery = folder.find_delivery()
             seconds = sum(each.working_seconds for each in delivery.receipts) if delivery else 0
             time = f"; its last jobs took {duration(seconds)} together" if seconds else ""
-            said = (
+            effect = (
                 f"a run computes all {records} again, but for those that it computed with these "
                 f"options before{time}"
             )
-        log.warning(f"{run.folder}: the config has changed ({in_words(changes)}): {said}.")
+        log.warning(f"{run.folder}: the config has changed ({in_words(changes)}): {effect}.")
     else:
         rerun_for_config(workflow, run)

@@ -16,9 +16,8 @@ from featuremill.kit.text import Progress, counted, listed
 from featuremill.steps.translate import folder as layout
 from featuremill.steps.translate import genes, names
 from featuremill.steps.translate.chunks import Chunks
-from featuremill.steps.translate.contigs import Ids, contigs_in
+from featuremill.steps.translate.contigs import Fragment, Ids, contigs_in
 from featuremill.steps.translate.folder import Contigs, InputFile, Outputs, Translation
-from featuremill.steps.translate.fragments import Fragment
 from featuremill.steps.translate.genetic_code import genetic_code
 from featuremill.steps.translate.options import CODON, settled, typed
 from featuremill.steps.translate.orfs import Orfs
