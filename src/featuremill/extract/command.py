@@ -178,7 +178,6 @@ class Extraction:
         return receipt
 
     def _reasons(self, receipt: Receipt) -> Counter[str]:
-        """Count the part's failed records by the code of their reason."""
         if not receipt.failed:
             return Counter()
         from featuremill.store.parts import failed_rows  # imports more of pyarrow

@@ -222,7 +222,6 @@ class Recorder:
 
 
 def _described(device: Device, held: Lease) -> dict[str, Any]:
-    """Return a device as in the event."""
     entry = device.identity
     if device.kind == "cuda":
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")

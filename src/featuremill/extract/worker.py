@@ -298,7 +298,6 @@ class Worker:
         _say(self.events, "loads", message=step)
 
     def _too_large(self, error: Exception) -> str:
-        """Return the message for a model that is too large for memory."""
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
             free = f"; {free}" if (free := compute.free_on_gpu()) else ""

@@ -56,6 +56,7 @@ def prepare(workflow: Any, run: Run) -> None:
         reruns.rerun_damaged(run.folder, needs_plan=is_whole)
         if is_whole:
             reruns.rerun_for_config(workflow, run)
+            reruns.rerun_older_results(run)
     check_times(run)
 
 

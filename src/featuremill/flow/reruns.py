@@ -22,7 +22,7 @@ from featuremill.config.project import ProjectConfig
 from featuremill.flow import internals
 from featuremill.flow.screen import refusing
 from featuremill.status.commands import Problem
-from featuremill.status.reader import unseen_by_snakemake
+from featuremill.status.reader import problems_of_files
 from featuremill.store import formats, ours, stored
 from featuremill.store.plan import SHARDS_A_SLOT
 from featuremill.store.results import Results
@@ -145,7 +145,10 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
     folder = Results(Path(results))
     problems = list[Problem]()
     with contextlib.suppress(UserError):  # the commands report it themselves
-        problems = unseen_by_snakemake(folder.root) if folder.plan.exists() else []
+        problems = problems_of_files(folder.root) if folder.plan.exists() else []
+    if any(problem.fix.seen_by == "snakemake" for problem in problems):
+        internals.compare_times_of([folder.plan, folder.delivery])
+    problems = [problem for problem in problems if problem.fix.seen_by == "start"]
     if not needs_plan:
         problems = [each for each in problems if each.code in {*REPLACED, "output_damaged"}]
     if not problems:  # a plan of many shards takes a while to read
@@ -168,10 +171,21 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
             ours.vacate(folder.plan, log.warning)
         for shard in problem.fix.shards:
             folder.receipt(plan.recipe if plan else "", shard).unlink(missing_ok=True)
-        if problem.code == "results_older":
-            folder.plan.touch()  # the results are whole, and stay until there are newer ones
-        else:
+        if problem.code != "results_older":  # these stay until there are newer ones
             ours.vacate(folder.delivery, log.warning)
+
+
+def rerun_older_results(run: Run, is_dry: bool = False) -> None:
+    """Rerun merge if the results are not of the plan, or plan is about to run again.
+
+    The checksums that Snakemake recorded may be those of other results than the ones that are here
+    now, such as an older copy: then plan.json has the recorded one as soon as it is written.
+    """
+    folder = Results(Path(run.folder))
+    plan, delivery = folder.find_plan(), folder.find_delivery()
+    is_of_plan = plan and delivery and delivery.is_of(plan) and not awaits_rerun(folder.plan)
+    if delivery and not is_of_plan:
+        (internals.compare_times_of if is_dry else make_older)([folder.delivery])
 
 
 def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
@@ -180,6 +194,7 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches():
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
+    remade = set[str]()
     for product in (*project.products, *reports):
         if product.missing():
             continue
@@ -187,10 +202,15 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
         if changes or others:  # newer ones, too: no rule may name them
             is_damage_alone = not changes and {*others} <= {*product.files}
             files = others if is_damage_alone else product.files
+            remade.update(() if is_damage_alone else files)
             rerun(workflow, product.label, files, () if others else changes, others)
         elif not (product.noted() or internals.is_dry(workflow)):
             with contextlib.suppress(OSError):
                 product.note(is_new=False)
+    for run in project.runs.values():
+        if remade & {*run.files}:  # they may get the checksums that are recorded, as plan.json may
+            folder = Results(Path(run.folder))
+            internals.compare_times_of([folder.plan, folder.delivery])
 
 
 def rerun_for_config(workflow: Any, run: Run) -> None:
@@ -245,21 +265,25 @@ def warn_of_reruns(workflow: Any, run: Run, needs_plan: bool) -> None:
     if needs_plan and plan is None and folder.delivery.exists():
         log.warning(f"{run.folder}: plan.json is gone. {AGAIN[True]}")
     rerun_damaged(run.folder, needs_plan, is_dry=True)
+    if needs_plan:
+        rerun_older_results(run, is_dry=True)
     if others := other_versions(run):
-        said = f"here is {others}: a run plans and computes it anew, which a dry run does not show."
-        log.warning(f"{run.folder}: {said}")
+        log.warning(
+            f"{run.folder}: here is {others}: a run plans and computes it anew, which a dry run "
+            "does not show."
+        )
     elif plan and (changes := products.changes_since(plan, run)):
         records = counted(plan.counts.unique, "distinct record")
         if {change.key for change in changes} <= {"inputs", "samples"}:
-            said = "a run plans anew, and computes the records that are new"
+            effect = "a run plans anew, and computes the records that are new"
         else:
             delivery = folder.find_delivery()
             seconds = sum(each.working_seconds for each in delivery.receipts) if delivery else 0
             time = f"; its last jobs took {duration(seconds)} together" if seconds else ""
-            said = (
+            effect = (
                 f"a run computes all {records} again, but for those that it computed with these "
                 f"options before{time}"
             )
-        log.warning(f"{run.folder}: the config has changed ({in_words(changes)}): {said}.")
+        log.warning(f"{run.folder}: the config has changed ({in_words(changes)}): {effect}.")
     else:
         rerun_for_config(workflow, run)

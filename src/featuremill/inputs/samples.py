@@ -162,7 +162,6 @@ def _take(
     about_samples: dict[str, tuple[dict[str, str], int]],
     in_small_letters: dict[str, tuple[str, int]],
 ) -> None:
-    """Add the values of a row; raise UserError if it is invalid."""
     sample, where = record.id, f"{path}:{record.line}"
     if record.reason or is_missing(sample):
         why = record.reason or f"{sample!r} is a word for a missing value"

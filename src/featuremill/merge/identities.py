@@ -129,7 +129,6 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], laid_out: Path) -> N
 
 
 def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
-    """Count the records, and those of each shard."""
     counts: Counter[str] = Counter()
     rows_of_shard = np.zeros(len(shards), np.int64)
     total_length, with_refused = 0, list[int]()

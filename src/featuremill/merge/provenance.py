@@ -45,7 +45,6 @@ def _versions(receipts: Sequence[Receipt], package: str) -> list[str]:
 
 
 def _listed(value: Any) -> str:
-    """Return an option's value as people would write it."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

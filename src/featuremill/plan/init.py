@@ -121,7 +121,6 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
 
 
 def _sheet(paths: Sequence[Path], opens_any: bool) -> str:
-    """Return a sheet with a sample for each of the files, called like it."""
     of_name: dict[str, Path] = {}
     for path in paths:
         other = of_name.setdefault(_run_name(path, opens_any), path)

@@ -234,7 +234,6 @@ class Sizing(NamedTuple):
         return choose(work, self._speed(cost / max(1, records)), self.slots, usual_cost)
 
     def _speed(self, mean_cost: float) -> Speed | None:
-        """Return the best that is known of the speed of a job; None for nothing."""
         # How many cores a job gets is the workflow's to say: what jobs had before tells most.
         specs = [JobSpec(self.settings, self.device.name, is_gpu=False)]
         if self.device.kind == "cuda":

@@ -66,9 +66,9 @@ def refusing_what_cannot_be_read(run_folder: Path) -> Iterator[None]:
         ) from None
 
 
-def unseen_by_snakemake(root: Path) -> list[Problem]:
-    """Return the problems of the planned run in `root` that need a rerun Snakemake would not start
-    by itself. No values are read, and no results are hashed.
+def problems_of_files(root: Path) -> list[Problem]:
+    """Return the problems of the planned run in `root` that need a rerun. No values are read, no
+    results are hashed.
 
     Raises:
         UserError: if the run's files cannot be read.
@@ -78,11 +78,7 @@ def unseen_by_snakemake(root: Path) -> list[Problem]:
         reader = RunReader(root)
         reader.take_plan()
         reader.read_planned(state, reads_reasons=False)
-    return [
-        problem
-        for problem in state.problems
-        if problem.is_in_the_way and problem.fix.again and problem.fix.seen_by == "start"
-    ]
+    return [problem for problem in state.problems if problem.is_in_the_way and problem.fix.again]
 
 
 def is_run(root: Path) -> bool:

@@ -154,7 +154,6 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
 
 
 def _directory(words: Sequence[str]) -> str:
-    """Return the value of `--directory`; "" without it."""
     return value_of({"--directory", "-d"}, words)
 
 

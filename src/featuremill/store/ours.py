@@ -280,7 +280,6 @@ _known: dict[Path, tuple[list[int], Lines]] = {}
 
 
 def _read(record: Path) -> Lines:
-    """Return the lines of a record by file."""
     try:
         stamp = looks(record)
         if (known := _known.get(record)) and known[0] == stamp:

@@ -171,11 +171,11 @@ def note(
     """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    made = {os.path.relpath(file, folder.parent): Seen.at(Path(file), folder) for file in files}
+    written = {os.path.relpath(file, folder.parent): Seen.at(Path(file), folder) for file in files}
     finished = math.inf if is_checked else Path([*files][-1]).stat().st_mtime
     existing = [Path(read) for read in inputs if Path(read).exists()]
     read = {str(each): Seen.at(each, folder) for each in existing if came_at(each) <= finished}
-    State(config=dict(config), inputs=read, files=made).write(path)
+    State(config=dict(config), inputs=read, files=written).write(path)
 
 
 def damaged(files: Iterable[str]) -> list[str]:

@@ -88,10 +88,7 @@ def from_zero(num_ticks: int) -> Any:
     return alt.Scale(zero=True, nice=num_ticks)
 
 
-def categories(names: Sequence[str], rest: Sequence[str] = ()) -> Any:
-    """Return a scale with a colour for each name; the last names have the colours `rest`.
-
-    Colours repeat after the seventh name.
-    """
-    own = (CATEGORIES[n % len(CATEGORIES)] for n in range(len(names) - len(rest)))
-    return alt.Scale(domain=list(names), range=[*own, *rest])
+def categories(names: Sequence[str]) -> Any:
+    """Return a scale with a colour for each name; they repeat after the seventh name."""
+    colours = [CATEGORIES[number % len(CATEGORIES)] for number in range(len(names))]
+    return alt.Scale(domain=list(names), range=colours)

@@ -23,7 +23,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.base.text import one_line
-from featuremill.store.files import sha256_of, sync
+from featuremill.store.files import sync
 
 ATTEMPTS = 4
 """Consecutive connections without new bytes before a download fails."""
@@ -37,14 +37,14 @@ BUSY = (429, 500, 502, 503, 504)
 log = logging.getLogger("featuremill.weights")
 
 
-def download(url: str, path: Path, sha256: str = "") -> None:
-    """Download `url` to `path`; check its `sha256`, if that is known.
+def download(url: str, path: Path) -> None:
+    """Download `url` to `path`.
 
     A download in `<path>.partial` continues, if the server still has the same file (by its ETag).
     Of several processes one downloads, and the others wait.
 
     Raises:
-        OSError: if there is no such file, the server or the network failed, or the digest differs.
+        OSError: if there is no such file, or the server or the network failed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -53,9 +53,6 @@ def download(url: str, path: Path, sha256: str = "") -> None:
         with locked(lock):
             if not path.exists():
                 _complete(url, partial)
-                if sha256 and (digest := sha256_of(partial)) != sha256:
-                    partial.unlink()
-                    raise OSError(f"its sha256 is {digest[:12]}… and not {sha256[:12]}…")
                 sync(partial)
                 partial.rename(path)
     finally:

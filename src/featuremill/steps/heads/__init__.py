@@ -12,6 +12,7 @@ from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands
 from featuremill.kit.text import counted, listed
 from featuremill.step import Command, Name, Problems, Product, Project, State, refused, stated
 from featuremill.steps.heads.section import Head as Head
+from featuremill.steps.heads.section import spread
 
 KEY = "heads"
 ABOUT = (
@@ -98,10 +99,10 @@ def problems_of_files(heads: Mapping[str, Head], project: Project) -> Problems:
             if wrong := [*refused((name, key), _check_column, name, head, project, key, column)]:
                 yield from wrong
                 break
-        for number, features in enumerate(head.of or project.features):
+        names = head.of or tuple(project.features)
+        for features, column in zip(names, spread(head.vectors, len(names)), strict=True):
             if ahead := project.ahead(features):
-                column, of_residues = head.vectors_at(number), head.task == "per_residue"
-                arguments = ahead.schema, column, features, "vectors:", of_residues
+                arguments = ahead.schema, column, features, "vectors:", head.task == "per_residue"
                 yield from refused((name, "vectors"), chosen, *arguments)
 
 
@@ -128,7 +129,7 @@ def classes_of(name: str, head: Head, project: Project) -> Sequence[str]:
     training = Training(head, [*map(Path, runs)], folder, Path(fragments) if fragments else None)
     if head.task == "per_residue":
         return refuse_ahead(training, [Planned(run) for run in runs])
-    pairs = zip(runs, map(head.vectors_at, range(len(runs))), strict=True)
+    pairs = zip(runs, spread(head.vectors, len(runs)), strict=True)
     return refuse_ahead(training, [listed_in(run, project, column) for run, column in pairs])
 
 
@@ -175,11 +176,12 @@ def _refuse_unfit(name: str, head: Head, project: Project) -> None:
             "another head."
         )
     parts, takes_any_recipe = list[Part](), head.any_recipe
-    for number, (features, known) in enumerate(zip(names, card.features, strict=True)):
+    columns = spread(head.vectors, len(names))
+    for features, known, own in zip(names, card.features, columns, strict=True):
         parts.append(known)
         takes_any_recipe |= known.settings is None
         if ahead := project.ahead(features):
-            wanted = head.vectors_at(number) or known.column
+            wanted = own or known.column
             of_residues = card.task == "per_residue"
             column = chosen(ahead.schema, wanted, features, "vectors:", of_residues)
             settings = known.settings and known.settings.model_copy(update=ahead.settings)

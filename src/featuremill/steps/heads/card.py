@@ -27,7 +27,7 @@ CONTIG = "contig"
 """The default column of groups for labels of contigs."""
 Task = Literal["classification", "regression", "per_residue"]
 """What a head predicts for a record: a class, a number, or a class for each residue."""
-Tensors = Mapping[str, npt.NDArray[Any]]
+Tensors = dict[str, npt.NDArray[Any]]
 """The tensors of a head by name."""
 
 

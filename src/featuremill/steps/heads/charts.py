@@ -83,7 +83,6 @@ class Curve(NamedTuple):
 
     name: str
     records: int
-    """Number of records of the class."""
     share: float
     """Share of all records that have the class."""
     false_T: Values

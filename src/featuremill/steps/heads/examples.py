@@ -21,8 +21,8 @@ from featuremill.steps.heads import card, labels
 from featuremill.steps.heads.card import CONTIG, Task
 from featuremill.steps.heads.figures import FOLDS
 from featuremill.steps.heads.fitting import Rows, lost_classes
-from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, part_of, spread
-from featuremill.steps.heads.section import Head
+from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, part_of
+from featuremill.steps.heads.section import Head, spread
 
 FEWEST_GROUPS = 3
 """Groups that a class needs: one to measure, one to choose the setting, one to learn."""

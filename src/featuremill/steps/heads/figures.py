@@ -35,7 +35,6 @@ RANGES = {
 TINY = 1e-12
 """Sums of shares that differ by less count as equal."""
 BINS = 10
-"""Number of bins of a reliability table."""
 Labels = npt.NDArray[np.int64]
 """The class number of each item."""
 Values = npt.NDArray[np.float64]

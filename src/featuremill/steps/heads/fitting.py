@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.steps.heads.card import Calibration
+from featuremill.steps.heads.card import Calibration, Tensors
 from featuremill.steps.heads.figures import FOLDS, Values, folds_of
 from featuremill.steps.heads.network import (
     ROWS_AT_ONCE,
@@ -28,8 +28,6 @@ from featuremill.steps.heads.network import (
     standardised,
 )
 
-Tensors = dict[str, npt.NDArray[Any]]
-"""The tensors of a head by name."""
 Flags = npt.NDArray[np.bool_]
 FIFTHS = 5
 MOST_STEPS = 100

@@ -26,7 +26,6 @@ from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, listed
 from featuremill.steps.heads import card
 
-Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which checkpoints contain a state dict."""
@@ -154,7 +153,7 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> bytes:
     return done.stdout
 
 
-def _named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
+def _named(of_file: Mapping[str, Any], chosen: Chosen) -> card.Tensors:
     """Return the tensors under VirNucPro's names, which are found by the shapes."""
     layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
     for name, tensor in of_file.items():

@@ -16,7 +16,7 @@ from featuremill.features import NOWHERE, Features, Index, Matrix
 from featuremill.kit.arrays import refuse_not_finite
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import IdColumns
-from featuremill.kit.text import Progress, counted, listed
+from featuremill.kit.text import Progress
 from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads.card import Part
 from featuremill.steps.heads.computed import Vectors
@@ -42,27 +42,11 @@ def part_of(source: Source) -> Part:
     )
 
 
-def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
-    """Return the column of each run: `columns`, or the only one of them for all runs; None if no
-    column was named.
-
-    Raises:
-        UserError: if the number of columns does not fit.
-    """
-    if len(columns) not in (0, 1, num_runs):
-        raise UserError(
-            f"--vectors: {listed(columns)} are {len(columns)} columns for "
-            f"{counted(num_runs, 'run')}; name one for each run, in their order, or one for all."
-        )
-    return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs
-
-
 class Lacking(NamedTuple):
     """A record without a vector in one of the runs."""
 
     id: str
     run: str
-    """The run without a vector."""
     reason: str
 
 

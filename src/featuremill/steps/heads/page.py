@@ -35,7 +35,6 @@ class Judged(NamedTuple):
     outputs_NC: npt.NDArray[np.float64]
     """The scores of the classes; for a regression, the values (N, 1)."""
     predicted_N: npt.NDArray[np.int64]
-    """The predicted class numbers."""
     id_columns: IdColumns
 
 

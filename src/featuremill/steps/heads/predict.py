@@ -33,8 +33,8 @@ from featuremill.steps.heads.joined import (
     Source,
     lacking_writer,
     part_of,
-    spread,
 )
+from featuremill.steps.heads.section import spread
 
 __all__ = ["missing_of"]
 LETTERS = "labels"

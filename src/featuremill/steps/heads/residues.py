@@ -33,8 +33,7 @@ from featuremill.steps.heads.examples import (
     numbered,
     sha256s_of,
 )
-from featuremill.steps.heads.figures import FOLDS
-from featuremill.steps.heads.fitting import Rows, Tensors
+from featuremill.steps.heads.fitting import Rows
 from featuremill.steps.heads.joined import Lacking, Report
 from featuremill.steps.heads.labels import UNLABELLED, Numbers
 from featuremill.steps.heads.network import logits
@@ -154,14 +153,6 @@ def drawn(
     return Rows(x_NF, y_N, groups_N, payload_N, num_classes), record_N
 
 
-def folds_of_records(gathered: Gathered) -> npt.NDArray[np.int64]:
-    """Return the fold of each record; groups without a drawn residue are spread over the folds."""
-    _, group_R = np.unique(gathered.examples.groups_R, return_inverse=True)
-    fold_of_group = np.arange(int(group_R.max()) + 1) % FOLDS
-    fold_of_group[group_R[gathered.record_N]] = gathered.rows.folds(0)
-    return fold_of_group[group_R]
-
-
 def _ranges(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield ranges of records with about AT_ONCE residues; `ends` are cumulative residue counts."""
     start = 0
@@ -181,7 +172,7 @@ def _pieces(
 
 
 def predicted_by(
-    residues: Residues, folds_R: npt.NDArray[np.int64], heads: Sequence[Tensors]
+    residues: Residues, folds_R: npt.NDArray[np.int64], heads: Sequence[card.Tensors]
 ) -> list[npt.NDArray[np.int64]]:
     """Return the predicted class numbers of residues, by record: by the head of its fold."""
     predicted: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(folds_R)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from featuremill.kit.errors import UserError
 from featuremill.kit.tables import words_of
+from featuremill.kit.text import counted, listed
 from featuremill.step import Name, Section, Several
+
+
+def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
+    """Return the column of each run: `columns`, or the only one of them for all runs; None if no
+    column was named.
+
+    Raises:
+        UserError: if the number of columns does not fit.
+    """
+    if len(columns) not in (0, 1, num_runs):
+        raise UserError(
+            f"--vectors: {listed(columns)} are {len(columns)} columns for "
+            f"{counted(num_runs, 'run')}; name one for each run, in their order, or one for all."
+        )
+    return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs
 
 
 class Wanted(NamedTuple):
@@ -83,10 +101,6 @@ class Head(Section):
         if self.id_column and not self.labels:
             raise ValueError("id_column is a column of labels: name that table, too")
         return self
-
-    def vectors_at(self, number: int) -> str | None:
-        """Return the column of vectors of the set with this number; None if not in the config."""
-        return self.vectors[number % len(self.vectors)] if self.vectors else None
 
     @property
     def words(self) -> list[str]:

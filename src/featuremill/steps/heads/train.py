@@ -22,7 +22,6 @@ from featuremill.steps.heads.fitting import (
     Perceptron,
     Ridge,
     Rows,
-    Tensors,
     chosen_and_fitted,
     fitted_folds,
     out_of_fold,
@@ -45,7 +44,7 @@ class Measured(NamedTuple):
     """Columns of held_out.parquet: labels and predictions."""
     on_card: dict[str, Any] = {}  # noqa: RUF012
     """Further fields of the card."""
-    tensors: Tensors = {}  # noqa: RUF012
+    tensors: card.Tensors = {}  # noqa: RUF012
     """Tensors of the heads of the folds, which predictions of residues need."""
     judged: tuple[Values, npt.NDArray[np.int64]] | None = None
     """The outputs for each record, and the predicted class numbers."""
@@ -166,10 +165,7 @@ def of_classes(
             "auc": auc_of(weight_N),
             "brier": float(np.average(brier_N, weights=weight_N)),
             "gain": float(np.average(gain_N, weights=weight_N)),
-            **{
-                name: float(values[number])
-                for name, values in figures.of_classes(counts_CC).items()
-            },
+            **{name: each[number] for name, each in figures.of_classes(counts_CC).items()},
         }
 
     scores = estimates(figures_of, rows.groups_N)
@@ -218,12 +214,14 @@ def of_numbers(rows: Rows, value_N1: Values, folds: Sequence[Fold]) -> Measured:
 def of_residues(gathered: Gathered, every: Residues, folds: Sequence[Fold]) -> Measured:
     """Return the measurements of all residues, and of each class."""
     classes, of_record = gathered.classes, gathered.examples
-    folds_R = residues.folds_of_records(gathered)
+    _, group_R = np.unique(of_record.groups_R, return_inverse=True)
+    num_groups, num_classes = int(group_R.max()) + 1, len(classes)
+    fold_of_group = np.arange(num_groups) % figures.FOLDS  # also of groups without a drawn residue
+    fold_of_group[group_R[gathered.record_N]] = gathered.rows.folds(0)
+    folds_R = fold_of_group[group_R]
     heads = [fold.fitted.head for fold in folds]
     predicted_R = residues.predicted_by(every, folds_R, heads)
-    _, group_R = np.unique(of_record.groups_R, return_inverse=True)
-    num_classes = len(classes)
-    counts_GCC = np.zeros((int(group_R.max()) + 1, num_classes, num_classes), np.int64)
+    counts_GCC = np.zeros((num_groups, num_classes, num_classes), np.int64)
     for group, predicted, true in zip(group_R, predicted_R, every.numbers_R, strict=True):
         is_labelled = true != UNLABELLED
         true_N = true[is_labelled].astype(np.int64)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from featuremill.inputs import Record
-from featuremill.steps.translate.fragments import BATCH_LETTERS, Cut, Fragment
+from featuremill.steps.translate.contigs import BATCH_LETTERS, Cut, Fragment
 from featuremill.steps.translate.genetic_code import (
     SKIPPED,
     STANDARD,

@@ -1,4 +1,4 @@
-"""Read FASTA of nucleotides, in which a record may be a chromosome, and check the ids.
+"""Contigs and their fragments: read FASTA, in which a record may be a chromosome; check the ids.
 
 Letters are cleaned while they are read, so that memory holds one copy of a record, where
 `featuremill.inputs.fasta` needs four. Both parse lines in the same way.
@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -22,6 +23,10 @@ from featuremill.inputs.letters import MOST_OF_A_WORD, maker
 from featuremill.kit.errors import UserError
 from featuremill.kit.workloads import Record
 
+BATCH_LETTERS = 2**18
+"""The letters of contigs that are translated in one batch, as each NumPy call has a cost."""
+CONTIG_LETTERS = 100
+"""The cost of a contig's objects, in letters."""
 MAX_CONTIG_BYTES = 10 * source.MAX_RECORD_BYTES
 """The largest record; human chromosome 1 has 250 MB."""
 PIECE_LETTERS = 2**20
@@ -30,6 +35,28 @@ WHITE = " \t\ufeff"
 """Characters that are stripped from lines; concatenated files contain byte order marks."""
 NO_LETTERS = tuple(">#;")
 """First characters of lines without letters."""
+
+
+class Fragment(NamedTuple):
+    """A range of a contig that is translated to a protein."""
+
+    id: str
+    start: int
+    """Start of [start, end), 0-based, on the forward strand of the contig."""
+    end: int
+    strand: str
+    """`+`, or `-` for the reverse complement."""
+    frame: int
+    """1 + the number of letters before the first codon in the window, or modulo 3 in the contig; on
+    strand -, they are counted from the other end."""
+    protein: bytes
+    nucleotides: bytes
+    """The nucleotides of the strand, in reading direction."""
+
+
+Cut = tuple[Record, list[Fragment]]
+"""A contig and some of its fragments. Each contig is yielded at least once, in order; contigs with
+many fragments are yielded several times in a row."""
 
 
 def contigs_in(paths: Sequence[Path]) -> Iterator[Record]:

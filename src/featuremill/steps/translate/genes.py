@@ -17,7 +17,7 @@ from typing import NamedTuple
 from featuremill.inputs import Record
 from featuremill.kit.errors import UserError, WorkloadError
 from featuremill.kit.files import scratch
-from featuremill.steps.translate.fragments import CONTIG_LETTERS, Cut, Fragment
+from featuremill.steps.translate.contigs import CONTIG_LETTERS, Cut, Fragment
 from featuremill.steps.translate.genetic_code import reverse_complement
 
 PROGRAMS = {"prodigal": "-v", "pyrodigal": "-V"}

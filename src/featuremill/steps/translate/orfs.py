@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.inputs import Record
-from featuremill.steps.translate.fragments import BATCH_LETTERS, CONTIG_LETTERS, Cut, Fragment
+from featuremill.steps.translate.contigs import BATCH_LETTERS, CONTIG_LETTERS, Cut, Fragment
 from featuremill.steps.translate.genetic_code import (
     BETWEEN,
     END,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -15,9 +16,8 @@ from featuremill.kit.text import Progress, counted, listed
 from featuremill.steps.translate import folder as layout
 from featuremill.steps.translate import genes, names
 from featuremill.steps.translate.chunks import Chunks
-from featuremill.steps.translate.contigs import Ids, contigs_in
+from featuremill.steps.translate.contigs import Fragment, Ids, contigs_in
 from featuremill.steps.translate.folder import Contigs, InputFile, Outputs, Translation
-from featuremill.steps.translate.fragments import Fragment
 from featuremill.steps.translate.genetic_code import genetic_code
 from featuremill.steps.translate.options import CODON, settled, typed
 from featuremill.steps.translate.orfs import Orfs
@@ -238,8 +238,9 @@ def _cut(
 ) -> tuple[Contigs, int]:
     """Write the fragments of all contigs; return the numbers of contigs and nucleotides."""
     progress = Progress(log, "translating", "nucleotides")
-    num_with = num_without = num_refused = num_letters = longest = before = 0
     refused: Record | None = None
+    num_letters = longest = before = 0
+    counts = Counter[str]()
     cuts = way.cut(Ids().checked(contigs_in(paths)))
     end: tuple[None, list[Fragment]] = (None, [])
     for (contig, fragments), (following, _) in pairwise(chain(cuts, [end])):
@@ -251,17 +252,17 @@ def _cut(
         progress.at(num_letters)
         longest = max(longest, len(contig.payload))
         if contig.reason:
-            num_refused += 1
+            counts["refused"] += 1
             refused = refused or contig
             outputs.leave_out(contig, "refused", contig.reason)
         elif outputs.num_fragments == before:
-            num_without += 1
+            counts["without_fragments"] += 1
             is_short = len(contig.payload) < CODON
             outputs.leave_out(
                 contig, "without", "shorter than a codon" if is_short else way.why_none
             )
         else:
-            num_with += 1
+            counts["with_fragments"] += 1
         before = outputs.num_fragments
     if longest < CODON and not may_have_none:
         if refused and not longest:
@@ -273,13 +274,6 @@ def _cut(
             f"{paths[0]}: no contig is as long as a codon (3 nucleotides); check the step that "
             "made this file."
         )
-    read = num_with + num_without + num_refused
-    return (
-        Contigs(
-            read=read,
-            with_fragments=num_with,
-            without_fragments=num_without,
-            refused=num_refused,
-        ),
-        num_letters,
-    )
+    names_of_counts = ("with_fragments", "without_fragments", "refused")
+    numbers = {name: counts[name] for name in names_of_counts}
+    return Contigs(read=counts.total(), **numbers), num_letters

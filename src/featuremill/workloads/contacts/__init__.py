@@ -115,10 +115,11 @@ def _marked(stream: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
         else:
             length = len(record.payload)
             yield record._replace(payload=record.payload + WITH_ATTENTION, length=length)
-    met = {accession(id) for id in wanted.id_of.values()}  # an accession may be listed with its id
-    if strangers := [name for name in wanted.unmatched if name not in met]:
+    # An accession may be listed beside its id, which has matched.
+    matched = {accession(id) for id in wanted.id_of.values()}
+    if unknown := [name for name in wanted.unmatched if name not in matched]:
         raise UserError(
-            f"{option}: no protein of the inputs is called {clipped(strangers[0])!r}; write the id "
+            f"{option}: no protein of the inputs is called {clipped(unknown[0])!r}; write the id "
             "or the accession as the inputs have it, or take it out."
         )
 
@@ -206,8 +207,8 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     num_bytes += 4 * TILE_BYTES[device.kind] * num_lanes
     if device.kind == "cpu":
         num_wanted = min(len(options.attention_of), max(1, batch_cost // longest))
-        of_one = NUMBER_BYTES[options.output_dtype] * (of_heads // 2) * longest**2
-        num_bytes += COPIES_OF_ATTENTION * num_wanted * of_one
+        attention_bytes = NUMBER_BYTES[options.output_dtype] * (of_heads // 2) * longest**2
+        num_bytes += COPIES_OF_ATTENTION * num_wanted * attention_bytes
     of_network = esm2.memory_mb(options.of_esm2, device, weights, batch_cost)
     return of_network + round(slack * num_bytes / 2**20)
 

@@ -62,7 +62,7 @@ class Observer:
     def begin(
         self, pack: Packed, wanted: Sequence[bool], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Start to observe the layers over `pack`; store the attention of the `wanted` sequences in
+        """Start observing the layers over `pack`; store the attention of the `wanted` sequences in
         `dtype`."""
         sizes = [end - start for start, end in zip(pack.bounds, pack.bounds[1:], strict=False)]
         self._layer = 0
@@ -148,13 +148,13 @@ class Observer:
         return self._weights_NH[device]
 
     def attention(self) -> list[Tensor | None]:
-        """Return the attention (N, H, L, L) of each wanted sequence on the host, after all layers,
-        and stop to observe."""
+        """Return the attention (N, H, L, L) of each wanted sequence on the host, None for others,
+        and stop observing. Call it after all layers."""
         maps, self._maps = self._maps, []
         return maps
 
     def contacts(self) -> Iterator[Tensor]:
-        """Yield probabilities_LL of each sequence of the pack, after all layers."""
+        """Yield probabilities_LL of each sequence of the pack. Call it after all layers."""
         assert self._regression is not None and self._layer == self._shape[0]
         sums, self._sums = dict(enumerate(self._sums)), []
         if sums[0].weighted_LL.device.type != "cpu":

@@ -104,12 +104,10 @@ def _tensors(path: Path) -> Mapping[str, Tensor]:
 
 def added(checkpoint: Checkpoint, regression: Regression) -> Checkpoint:
     """Return the checkpoint with the regression, which conversion then writes as well."""
-    tensors = dict(zip(PARTS, regression, strict=True))
+    added = {f"{PREFIX}{part}": tensor for part, tensor in zip(PARTS, regression, strict=True)}
     entries = [
-        Entry(f"{PREFIX}{part}", (), tuple(tensor.shape), keeps_type=True)
-        for part, tensor in tensors.items()
+        Entry(name, (), tuple(tensor.shape), keeps_type=True) for name, tensor in added.items()
     ]
-    added = {f"{PREFIX}{part}": tensor for part, tensor in tensors.items()}
     return checkpoint._replace(
         added={**checkpoint.added, **added}, entries=[*checkpoint.entries, *entries]
     )

@@ -50,26 +50,26 @@ def has_none(model: str) -> bool:
     return model in of_esm2.bundled_names()
 
 
-def _sources(model: str) -> Any:
+def _reader_of(model: str) -> Any:
     return ESM_1 if ESM_1.takes(model) else of_esm2
 
 
 def is_path(model: str) -> bool:
-    return bool(_sources(model).is_path(model))
+    return bool(_reader_of(model).is_path(model))
 
 
 def name_of(model: str) -> str:
     """Return the `<name>` of `weights/<name>.json` for `model`; it differs from that of esm2."""
     ESM_1.refuse_nearly_named(model, NAMES, "those of ESM-2 (docs/contacts.md)")
-    return f"{_sources(model).name_of(model)}-contacts"
+    return f"{_reader_of(model).name_of(model)}-contacts"
 
 
 def refuse_missing(model: str) -> None:
-    _sources(model).refuse_missing(model)
+    _reader_of(model).refuse_missing(model)
 
 
 def locate(model: str) -> Checkpoint:
-    checkpoint: Checkpoint = _sources(model).locate(model)
+    checkpoint: Checkpoint = _reader_of(model).locate(model)
     return checkpoint
 
 
@@ -83,8 +83,8 @@ def convert(source: Checkpoint, path: Path) -> Converted:
     """Write the weights of `source` to `path`, with their regression if there is one."""
     from featuremill.workloads.contacts import regression
 
-    its = _sources(source.name if source.kind == "published" else str(source.path))
-    opened = its.read(source)
+    reader = _reader_of(source.name if source.kind == "published" else str(source.path))
+    opened = reader.read(source)
     pairs_weights = None
     if opened.sizes.architecture is not ESM_1V:
         pairs_weights = regression.of_tensors(opened.tensors, opened.sizes, str(source.path))
@@ -92,7 +92,7 @@ def convert(source: Checkpoint, path: Path) -> Converted:
             pairs_weights = _downloaded(source, opened.sizes.num_layers, opened.sizes.num_heads)
     if pairs_weights is not None:
         opened = regression.added(opened, pairs_weights)
-    converted: Converted = its.write(source, opened, path)
+    converted: Converted = reader.write(source, opened, path)
     metadata = converted.metadata | {HAS_REGRESSION: "yes" if pairs_weights else "no"}
     return converted._replace(metadata=metadata)
 

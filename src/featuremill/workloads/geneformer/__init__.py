@@ -206,10 +206,10 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def audited(options: Options, precision: str) -> Options:
     """Return options for the vectors of unperturbed cells, computed in `precision`."""
-    more = {"dtype": precision, "perturb": "none", "genes": ALL, "together": False}
-    more |= {"shift": "auto", "states": None, "overexpress_absent": False, "anchor": ""}
-    more |= {"gene_shifts": False, "gene_vectors": False, "output_dtype": "float16"}
-    return Options.model_validate(options.model_dump() | more)
+    of_perturbations = {"perturb", "together", "overexpress_absent", "anchor", "shift", "states"}
+    of_genes = {"genes", "gene_shifts", "gene_vectors", "output_dtype"}
+    kept = options.model_dump(exclude=of_perturbations | of_genes)
+    return Options.model_validate(kept | {"dtype": precision})
 
 
 def num_vectors(payload: bytes, options: Options) -> int:

@@ -47,23 +47,13 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         rows = long_table(block)
-        keys = [rows[name].combine_chunks().dictionary_encode() for name in self._by]
-        sizes = [len(key.dictionary) for key in keys]
-        codes = np.zeros(len(rows), np.int64)
-        for key, size in zip(keys, sizes, strict=True):
-            codes = codes * size + key.indices.to_numpy()
-        present, inverse = np.unique(codes, return_inverse=True)
-        texts = [key.dictionary.to_pylist() for key in keys]
-        indices = []
-        for numbers in zip(*np.unravel_index(present, sizes), strict=True):
-            row = tuple(text[n] for text, n in zip(texts, numbers, strict=True))
-            indices.append(self._row_of.setdefault(row, len(self._row_of)))
-        more = len(self._row_of) - self._sums.shape[1]
-        self._sums = np.pad(self._sums, ((0, 0), (0, more)))
+        keys = zip(*(rows[name].to_pylist() for name in self._by), strict=True)
+        numbers = [self._row_of.setdefault(key, len(self._row_of)) for key in keys]
+        groups, num_groups = np.array(numbers, np.int64), len(self._row_of)
         values = rows[self._value].to_numpy()
         is_there = ~np.isnan(values)
-        added = _sums(values[is_there], inverse[is_there], len(present))
-        self._sums[:, indices] = _together(self._sums[:, indices], added)
+        sums = np.pad(self._sums, ((0, 0), (0, num_groups - self._sums.shape[1])))
+        self._sums = _together(sums, _sums(values[is_there], groups[is_there], num_groups))
 
     def close(self) -> None:
         import pyarrow as pa

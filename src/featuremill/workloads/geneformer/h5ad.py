@@ -75,11 +75,8 @@ class Cells:
         return file[matrix], file[frame]
 
     def _genes(self, var: Any, chosen: str) -> tuple[str, list[str]]:
-        others, columns = (
-            (_index_of(var), "__categories"),
-            var.dtype.names if _is_table(var) else var,
-        )
-        names = [str(name) for name in columns if name not in others]
+        columns = var.dtype.names if _is_table(var) else var
+        names = [str(name) for name in columns if name not in (_index_of(var), "__categories")]
         if chosen and chosen not in names:
             remedy = f"set it to one of {listed(names)}" if names else "leave it out"
             raise UserError(

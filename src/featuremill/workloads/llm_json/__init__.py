@@ -226,8 +226,8 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
     import pyarrow as pa
 
-    properties = replies.properties(replies.read(options.json_schema))
-    fields = pa.struct({name: column.type for name, column in properties.items()})
+    types = replies.types_of(replies.read(options.json_schema)).items()
+    fields = pa.struct({name: pa.string() if type is None else type for name, type in types})
     return pa.schema(
         {
             "json": pa.string(),

@@ -246,31 +246,26 @@ def _validator_class(schema: Mapping[str, Any]) -> Any:
     return extend(known, {"pattern": _pattern, "multipleOf": _multiple_of})
 
 
-class Property(NamedTuple):
-    """A property of the schema's top level, as a column."""
-
-    type: pa.DataType
-    is_json: bool
-    """Whether its values are written as JSON, as they have no single type."""
-
-    def value(self, instance: Any) -> Any:
-        """Return the Arrow value of a valid value.
-
-        Raises:
-            NotValid: 64 bits cannot hold a number.
-        """
-        if self.is_json and instance is not None:
-            return json.dumps(instance, ensure_ascii=False)
-        return _plain(instance, self.type)
+def types_of(schema: Mapping[str, Any]) -> dict[str, pa.DataType | None]:
+    """Return the Arrow types of the top level's properties by name, in the schema's order; None for
+    a property without a single type, whose values are written as JSON."""
+    return {name: _type(part, schema) for name, part in schema["properties"].items()}
 
 
-def _plain(value: Any, type: pa.DataType) -> Any:
+def _arrow_value(value: Any, type: pa.DataType | None) -> Any:
+    """Return the Arrow value of a valid value.
+
+    Raises:
+        NotValid: 64 bits cannot hold a number.
+    """
     import pyarrow as pa
 
     if value is None:
         return None
+    if type is None:
+        return json.dumps(value, ensure_ascii=False)
     if pa.types.is_list(type):
-        return [_plain(item, type.value_type) for item in value]
+        return [_arrow_value(item, type.value_type) for item in value]
     if pa.types.is_int64(type):
         value = int(value)  # in JSON Schema, 2.0 is an integer
         if value not in INT64:
@@ -278,17 +273,6 @@ def _plain(value: Any, type: pa.DataType) -> Any:
     elif pa.types.is_float64(type):
         value = float(value)
     return value
-
-
-def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
-    """Return the properties of the top level by name, in the schema's order."""
-    import pyarrow as pa
-
-    columns = {}
-    for name, part in schema["properties"].items():
-        type = _type(part, schema)
-        columns[name] = Property(pa.string() if type is None else type, type is None)
-    return columns
 
 
 def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
@@ -339,7 +323,8 @@ def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
 
 class Reader(NamedTuple):
     validator: Validator
-    properties: dict[str, Property]
+    types: dict[str, pa.DataType | None]
+    """The types of the properties, as `types_of` returns them."""
 
     def fields(self, text: str) -> dict[str, Any]:
         """Return the properties of a reply, None for missing ones.
@@ -358,11 +343,11 @@ class Reader(NamedTuple):
             raise NotValid("no JSON") from None
         for error in self.validator.iter_errors(content):
             raise NotValid(f"by the schema's {'/'.join(map(str, error.absolute_schema_path))}")
-        return {name: column.value(content.get(name)) for name, column in self.properties.items()}
+        return {name: _arrow_value(content.get(name), type) for name, type in self.types.items()}
 
 
 def reader(schema: Mapping[str, Any]) -> Reader:
-    return Reader(_validator_class(schema)(schema), properties(schema))
+    return Reader(_validator_class(schema)(schema), types_of(schema))
 
 
 def _refuse(name: str) -> None:

@@ -67,13 +67,12 @@ def name_of(model: str) -> str:
 
     The name of an ensemble has a digest of its members, and of the sizes and times of their files.
     """
-    if BETWEEN not in model:
-        ESM_1.refuse_nearly_named(model, *ALL)
-        return f"{reader_of(model).name_of(model)}-lm_head"
     each = members(model)
     for member in each:
         ESM_1.refuse_nearly_named(member, *ALL)
     names = [str(reader_of(member).name_of(member)) for member in each]
+    if len(each) == 1:
+        return f"{names[0]}-lm_head"
     stamps = [(member, *_stamps(member)) for member in each]
     digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
     return f"{names[0]}-and-{len(each) - 1}-more-{digest[:8]}-lm_head"

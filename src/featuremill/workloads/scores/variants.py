@@ -217,10 +217,8 @@ def checked(
                 detail = f"{len(letters)} residues"
                 if first != 1:
                     detail = f"residues {first} to {first + len(letters) - 1}"
-                reason = BEYOND.reason(f"{change}, and the protein has {detail}")
-                if index < 0:
-                    reason = BEYOND.reason(f"{change}, and the protein has {detail}", BEFORE)
-                raise WrongError(reason)
+                head = (BEFORE,) if index < 0 else ()
+                raise WrongError(BEYOND.reason(f"{change}, and the protein has {detail}", *head))
             if old != (old_letter := was[index]):
                 detail = f"{change}, and residue {index + 1} of the protein is {old_letter}"
                 raise WrongError(WILD_TYPE.reason(detail))
