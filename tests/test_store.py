@@ -674,7 +674,7 @@ def test_a_number_that_is_a_dataset_is_not_the_protein_of_that_id(tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_uniprot, write_bio_embeddings, write_fair_esm])
-def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, write, caplog):
+def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, write, caplog, capsys):
     caplog.set_level("INFO")
     fasta = tmp_path / "in.fa"
     fasta.write_text("".join(f">{id}\n{one}\n" for id, one in PROTEINS))
@@ -684,7 +684,7 @@ def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, writ
         store_act(store, "import", source)
     store_act(store, "import", source, "--fasta", fasta, "--declared", "UniProt, ProtT5")
     assert "2 vectors imported; 1 records of" in caplog.text
-    told = yaml.safe_load(caplog.text.partition("in a config:\n")[2])
+    told = yaml.safe_load(capsys.readouterr().out)
     asked = config.validate({**told, "inputs": [str(fasta)], "outputs": ["parquet"]})
     results = Results(tmp_path / "results")
     results.root.mkdir()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -274,7 +275,8 @@ def _take_published(
     more = f"; {num_without:,} records of {fasta} have none" if num_without else ""
     log.info("%s: %s imported%s", source, counted(num_taken, "vector"), more)
     config = {"workload": name, "options": options.model_dump(exclude_defaults=True)}
-    log.info("in a config:\n%s", yaml.safe_dump({**config, "store": str(store)}, sort_keys=False))
+    log.info("in a config:")
+    yaml.safe_dump({**config, "store": str(store)}, sys.stdout, sort_keys=False)
 
 
 def _published(
