@@ -194,6 +194,7 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches():
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
+    remade = set[str]()
     for product in (*project.products, *reports):
         if product.missing():
             continue
@@ -201,10 +202,15 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
         if changes or others:  # newer ones, too: no rule may name them
             is_damage_alone = not changes and {*others} <= {*product.files}
             files = others if is_damage_alone else product.files
+            remade.update(() if is_damage_alone else files)
             rerun(workflow, product.label, files, () if others else changes, others)
         elif not (product.noted() or internals.is_dry(workflow)):
             with contextlib.suppress(OSError):
                 product.note(is_new=False)
+    for run in project.runs.values():
+        if remade & {*run.files}:  # they may get the checksums that are recorded, as plan.json may
+            folder = Results(Path(run.folder))
+            internals.compare_times_of([folder.plan, folder.delivery])
 
 
 def rerun_for_config(workflow: Any, run: Run) -> None:
