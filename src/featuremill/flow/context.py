@@ -383,10 +383,8 @@ class Flow:
         """The rules that merge, each for all runs with the same outputs."""
         groups = project.outputs_of(self._config.runs.values()).items()
         return [
-            Merged(
-                f"merge{self.runs[runs[0]].suffix if is_other else ''}", _pattern_of(runs), outputs
-            )
-            for number, (outputs, runs) in enumerate(groups)
+            Merged(f"merge{self.runs[runs[0]].suffix if n else ''}", _pattern_of(runs), outputs)
+            for n, (outputs, runs) in enumerate(groups)
         ]
 
     @property
