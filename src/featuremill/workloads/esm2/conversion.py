@@ -41,7 +41,6 @@ class Checkpoint(NamedTuple):
     added: Mapping[str, Tensor]
     """Tensors of our file that the source lacks, by our names for them."""
     entries: Sequence[Entry]
-    """The tensors of our file, in order."""
     sizes: Sizes
     license: str
     is_half: bool = False
