@@ -43,7 +43,7 @@ def _cells(num_records: int, name: str, gpus: int) -> list[str]:
     settings = Settings(workload="esm2", version="", options=options, weights_sha256=None)
     job = JobSpec(settings, DEVICE, is_gpu=True)
     speed = speeds.find(job, Path("no-earlier-runs"), weights, MEAN_TOKENS)
-    tokens, part_bytes = MEAN_TOKENS * num_records, 4 * model.width * num_records
+    tokens, part_bytes = MEAN_TOKENS * num_records, 4 * model.sizes.width * num_records
     cut = choose(Work(tokens, num_records, tokens, part_bytes), speed, gpus)
     rounds = math.ceil(cut.num_shards / gpus)
     whole = rounds * (cut.startup_seconds + cut.seconds)

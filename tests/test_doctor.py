@@ -710,7 +710,7 @@ def test_the_architectures_of_published_models_are_known_without_torch():
     weights = memory.weights_ahead("esm2_t33_650M_UR50D")
     assert weights.metadata["attention_heads"] == "20"
     model = memory.model_of(weights)
-    assert (model.sizes.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
+    assert (model.sizes.num_layers, model.sizes.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
     assert memory.model_of(memory.weights_ahead("esm2_t36_3B_UR50D")).file_dtype == "fp16"
     for name, published in sources.PUBLISHED.items():
@@ -719,7 +719,7 @@ def test_the_architectures_of_published_models_are_known_without_torch():
         assert 0.9 < published.gigabytes * 1e9 / model.file_bytes < 1.2
     weights = memory.weights_ahead("mill_t6_8M")
     model = memory.model_of(weights)
-    assert (model.sizes.num_layers, model.width, model.file_dtype) == (6, 320, "bf16")
+    assert (model.sizes.num_layers, model.sizes.width, model.file_dtype) == (6, 320, "bf16")
     assert weights.metadata["attention_heads"] == "20"
 
 
@@ -767,7 +767,9 @@ def weights_of(tmp_path_factory):
 def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
     """Return the peak of running a model of that shape."""
     code = textwrap.dedent(PEAK)
-    arguments = map(str, (path, model.sizes.num_layers, model.width, kind, dtype, batch_tokens))
+    arguments = map(
+        str, (path, model.sizes.num_layers, model.sizes.width, kind, dtype, batch_tokens)
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
     )
@@ -787,7 +789,7 @@ def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, file_dtype, dtype, batch_tokens
 ):
-    model = memory.Model("random", Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
+    model = memory.Model(Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
     measured = measured_peak_mb(weights_of(model), environment, model, "cpu", dtype, batch_tokens)
     estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
     assert estimated == pytest.approx(measured, rel=0.3)
@@ -801,7 +803,7 @@ def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
 def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, batch_tokens
 ):
-    model = memory.Model("random", Sizes(ESM2, num_layers, 20, 1280, 5120), "fp32")
+    model = memory.Model(Sizes(ESM2, num_layers, 20, 1280, 5120), "fp32")
     measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)

@@ -26,7 +26,8 @@ import torch
 
 from featuremill.workload.spread import on_device
 from featuremill.workloads.esm2 import kernels, packing
-from featuremill.workloads.esm2.kernels import instructions, is_amx_granted, reference
+from featuremill.workloads.esm2.kernels import reference
+from featuremill.workloads.esm2.lanes import instructions, is_amx_granted
 
 HEAD_DIMS = (16, 24, 32, 64, 128)
 WIDTHS = (128, 320, 480, 640, 1280, 2560, 5120)

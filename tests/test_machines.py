@@ -5,11 +5,11 @@ import json
 import os
 import sys
 
+from bench import model_table
 from conftest import ROOT
 from programs import written
 
 from featuremill.__main__ import main
-from featuremill.workloads.esm2 import model_table
 
 PAGE = (ROOT / "docs" / "install.md").read_text("utf-8")
 

@@ -221,7 +221,7 @@ SHAPES = {
 def model_of_shape(shape, file_dtype):
     num_layers, width = SHAPES[shape]
     heads = 40 if width == 2560 else 20
-    return memory.Model("random", Sizes(ESM2, num_layers, heads, width, 4 * width), file_dtype)
+    return memory.Model(Sizes(ESM2, num_layers, heads, width, 4 * width), file_dtype)
 
 
 @pytest.fixture

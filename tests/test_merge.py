@@ -151,6 +151,10 @@ def test_results_load_in_python(run):
         featuremill.load_matrix(run.root)
     ids, mapped = featuremill.load_matrix(run.root, "composition")
     assert isinstance(mapped, np.memmap) and mapped.shape == (36, 20)
+    np.save(run.root / "other.npy", mapped[1:])  # its rows would be taken for those of the ids
+    (run.root / "other.npy").replace(run.root / "embeddings.npy")
+    with pytest.raises(UserError, match=r"embeddings\.npy: this is not what merge wrote"):
+        featuremill.load_matrix(run.root, "composition")
     merge(run, ["parquet"], 0)
     again, read = featuremill.load_matrix(run.root, "hydropathy")
     assert again == ids and read.shape == (36, 1)

@@ -28,7 +28,7 @@ from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
-from featuremill.merge.export import export
+from featuremill.merge.export import export, export_of
 from featuremill.plan.needs import needs_of_run
 from featuremill.store.disk_space import needs_of_outputs
 from featuremill.store.formats import (
@@ -443,6 +443,11 @@ def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
         with pytest.raises(UserError, match=rf"{name}: it exists already"):
             export(run, ["npy"], tmp_path / "new" / "place")
         (tmp_path / "new" / "place" / name).unlink()
+    part = next((run.root / "embeddings").glob("*.parquet"))
+    table = pq.read_table(part).replace_schema_metadata(None)
+    pq.write_table(table, part)
+    with pytest.raises(UserError, match="featuremill did not write this table"):
+        export_of(run, ["npy"], tmp_path / "few", table["id"].to_pylist()[:1])
 
 
 def test_what_cannot_be_exported_is_said(run):

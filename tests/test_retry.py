@@ -273,9 +273,11 @@ def test_damage_is_found_before_anything_changes(failed):
     plan = failed.planned()
     paths = [failed.run_folder.shard(shard["shard"]) for shard in plan["shards"]]
     (path,) = [path for path in paths if b"GREEDKL" in path.read_bytes()]
-    path.write_bytes(path.read_bytes().replace(b"GREEDKL", b"GREEDKK"))
-    with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
-        retry([failed.run_folder], [])
+    whole = path.read_bytes()
+    for damaged in (whole.replace(b"GREEDKL", b"GREEDKK"), whole[: len(whole) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
+            retry([failed.run_folder], [])
     with pytest.raises(UserError, match="this shard is gone; delete"):
         retry([failed.run_folder], [])
     assert failed.planned() == plan

@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from featuremill.config import project
 from featuremill.steps.groups import Groups, write
 from featuremill.steps.transfer import Transfer
 from featuremill.steps.transfer import write as transfer
+from featuremill.store.results import Results
 
 SEQUENCES = [sequence.replace("W", "V") for _, sequence in random_records(12)]
 SAMPLES = {
@@ -91,6 +93,18 @@ def test_groups_are_samples_or_what_their_sheet_says(run, tmp_path, vectors, col
     }
     assert all(row["group"] == name_of(row["sample"]) for row in found.members)
     assert found.told["column"] == (column or "sample") and found.told["table"] is None
+
+
+def test_the_sheet_of_a_newer_plan_groups_nothing(run, tmp_path):
+    folder = Results(tmp_path / "run")
+    shutil.copytree(run, folder.root)
+    folder.read_plan().model_copy(update={"run": "another"}).write(folder.plan)
+    with pytest.raises(UserError, match="its sheet of samples was planned anew after these"):
+        grouped(tmp_path, folder.root)
+    folder.plan.unlink()
+    folder.records.unlink()
+    with pytest.raises(UserError, match="which has the sheet of samples of these results"):
+        grouped(tmp_path, folder.root)
 
 
 def test_groups_of_a_table_are_within_a_sample(run, tmp_path, vectors):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from programs import Desk, Verbs, fasta, random_records
+from test_contigs import contigs
 
 from featuremill import config
 from featuremill.base.errors import UserError
@@ -377,21 +378,25 @@ def test_a_head_from_elsewhere_whose_tensors_change_is_no_head_any_more(desk):
     assert look()[0] == 1
 
 
-@pytest.mark.parametrize("key", ["options", "inputs"])
+@pytest.mark.parametrize("key", ["options", "inputs", "translate"])
 def test_an_older_copy_of_results_is_not_what_snakemake_has_recorded(tmp_path, environment, key):
     """The checksums that it recorded are those of the results that the copy replaced: the input
     has them, and plan.json once it is written."""
     desk, root = Desk(tmp_path, environment), tmp_path / "results" / "my"
-    config = {key: CONFIG[key] for key in ("run", "inputs", "workload")}
+    config = {name: CONFIG[name] for name in ("run", "inputs", "workload")}
+    records = RECORDS
+    if key == "translate":
+        config["translate"] = {"by": "chunks", "window": 90}
+        records = [*contigs(5).items()]
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
-    (tmp_path / "in.fa").write_text(fasta(RECORDS[:3]))
+    (tmp_path / "in.fa").write_text(fasta(records[:3]))
     run = ("featuremill", "run", "my.yaml", "-c", "2")
     desk.type(*run, "merge")
     shutil.copytree(root, tmp_path / "copy")
-    if key == "inputs":
-        (tmp_path / "in.fa").write_text(fasta(RECORDS[:5]))
-    else:
+    if key == "options":
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(config | {key: {"hydropathy": False}}))
+    else:
+        (tmp_path / "in.fa").write_text(fasta(records[:5]))
     desk.type(*run, "merge")
     newest = Results(root).find_delivery()
     shutil.rmtree(root)

@@ -40,7 +40,7 @@ def surroundings(tmp_path_factory, environment):
 
 
 class ForkedSteps(StepContract):
-    def _type(self, folder, *words, status=0):
+    def _run(self, folder, *words, status=0):
         return Desk(folder, dict(os.environ)).type("featuremill", *words, status=status).text
 
 

@@ -506,6 +506,10 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
     (folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(UserError, match=rf"its recipe is not that of {victim.name}.*; export it"):
         store_act(tmp_path / "bad", "import", folder)
+    del card["files"][victim.name]["sha256"]
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match=r"it is not as featuremill wrote it; copy it again"):
+        store_act(tmp_path / "bad", "import", folder)
 
 
 def test_what_is_exported_and_imported_stands_in_blocks(tmp_path, store, filled, monkeypatch):
@@ -670,7 +674,7 @@ def test_a_number_that_is_a_dataset_is_not_the_protein_of_that_id(tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_uniprot, write_bio_embeddings, write_fair_esm])
-def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, write, caplog):
+def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, write, caplog, capsys):
     caplog.set_level("INFO")
     fasta = tmp_path / "in.fa"
     fasta.write_text("".join(f">{id}\n{one}\n" for id, one in PROTEINS))
@@ -680,7 +684,7 @@ def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, writ
         store_act(store, "import", source)
     store_act(store, "import", source, "--fasta", fasta, "--declared", "UniProt, ProtT5")
     assert "2 vectors imported; 1 records of" in caplog.text
-    told = yaml.safe_load(caplog.text.partition("in a config:\n")[2])
+    told = yaml.safe_load(capsys.readouterr().out)
     asked = config.validate({**told, "inputs": [str(fasta)], "outputs": ["parquet"]})
     results = Results(tmp_path / "results")
     results.root.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
@@ -142,9 +143,15 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     selected = chosen(schema, column, path)
     columns_of_ids = _read(path, columns=IdColumns.among(schema.names).names)
     ids: list[str] = whole_ids(with_keys(columns_of_ids)).to_pylist()
-    if path != Path(run) and _has_npy(run):
-        vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
-        return ids, vectors[:, selected.start : selected.start + selected.width]
+    if ids and path != Path(run) and _has_npy(run):
+        npy = _file(run, "npy")
+        with contextlib.suppress(ValueError, EOFError):
+            vectors: npt.NDArray[Any] = np.load(npy, mmap_mode="r")
+            if vectors.shape == (len(ids), selected.total):
+                return ids, vectors[:, selected.start : selected.start + selected.width]
+        raise UserError(
+            f"{npy}: this is not what merge wrote; featuremill merge {run} writes it anew."
+        )
     return ids, matrix(_read(path, columns=[selected.name])[selected.name])
 
 

@@ -17,7 +17,7 @@ from featuremill.features.columns import Column
 from featuremill.features.index import NOWHERE, Index, hashes_at
 from featuremill.features.parts import RecordsRows, RecordVectors
 from featuremill.features.table import Matrix, Rows, Stored, Table, checked
-from featuremill.store import failed
+from featuremill.store import command_line, failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED, index_of
@@ -219,6 +219,28 @@ class Features(Records):
     def is_of_plan(self) -> bool:
         """Whether the results belong to the last plan; True if there is no plan."""
         return self.plan is None or self.delivery.is_of(self.plan)
+
+    def samples(self) -> dict[str, list[str]]:
+        """Return the columns of the sheet of samples, with the names of the samples; {} without a
+        sheet.
+
+        Raises:
+            UserError: the sheet of these results is gone, or was planned anew since.
+        """
+        if not self.id_columns.keys:
+            return {}
+        if not self.folder.records.exists():
+            raise UserError(
+                f"{self.folder.records}: there is no such file, which has the sheet of samples of "
+                "these results; copy it with them, or name a table that has the groups, too."
+            )
+        if not self.is_of_plan:
+            raise UserError(
+                f"{self.name}: its sheet of samples was planned anew after these results, so they "
+                "may not be of the same samples; make the results anew: "
+                f"{command_line.again(self.folder.root)}"
+            )
+        return super().samples()
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         """Yield the ids and the vectors (rows, width) of all rows in order, in blocks of about 32

@@ -194,6 +194,7 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches():
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
+    remade = set[str]()
     for product in (*project.products, *reports):
         if product.missing():
             continue
@@ -201,10 +202,15 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
         if changes or others:  # newer ones, too: no rule may name them
             is_damage_alone = not changes and {*others} <= {*product.files}
             files = others if is_damage_alone else product.files
+            remade.update(() if is_damage_alone else files)
             rerun(workflow, product.label, files, () if others else changes, others)
         elif not (product.noted() or internals.is_dry(workflow)):
             with contextlib.suppress(OSError):
                 product.note(is_new=False)
+    for run in project.runs.values():
+        if remade & {*run.files}:  # they may get the checksums that are recorded, as plan.json may
+            folder = Results(Path(run.folder))
+            internals.compare_times_of([folder.plan, folder.delivery])
 
 
 def rerun_for_config(workflow: Any, run: Run) -> None:
@@ -262,20 +268,22 @@ def warn_of_reruns(workflow: Any, run: Run, needs_plan: bool) -> None:
     if needs_plan:
         rerun_older_results(run, is_dry=True)
     if others := other_versions(run):
-        said = f"here is {others}: a run plans and computes it anew, which a dry run does not show."
-        log.warning(f"{run.folder}: {said}")
+        log.warning(
+            f"{run.folder}: here is {others}: a run plans and computes it anew, which a dry run "
+            "does not show."
+        )
     elif plan and (changes := products.changes_since(plan, run)):
         records = counted(plan.counts.unique, "distinct record")
         if {change.key for change in changes} <= {"inputs", "samples"}:
-            said = "a run plans anew, and computes the records that are new"
+            effect = "a run plans anew, and computes the records that are new"
         else:
             delivery = folder.find_delivery()
             seconds = sum(each.working_seconds for each in delivery.receipts) if delivery else 0
             time = f"; its last jobs took {duration(seconds)} together" if seconds else ""
-            said = (
+            effect = (
                 f"a run computes all {records} again, but for those that it computed with these "
                 f"options before{time}"
             )
-        log.warning(f"{run.folder}: the config has changed ({in_words(changes)}): {said}.")
+        log.warning(f"{run.folder}: the config has changed ({in_words(changes)}): {effect}.")
     else:
         rerun_for_config(workflow, run)

@@ -269,15 +269,15 @@ def removable(folder: Results, keep: str) -> list[Path]:
     is_needed = _needed_by_plan(folder) if keep == "parts" else lambda *_: keep == "all"
 
     def is_removed(path: Path) -> bool:
-        place = _part_of(folder, path)
-        is_stored = place in STORED and path != folder.root / place
-        return path in litter or (is_stored and not is_needed(place, path))
+        part = _part_of(folder, path)
+        is_stored = part in STORED and path != folder.root / part
+        return path in litter or (is_stored and not is_needed(part, path))
 
     return [path for path in files if is_removed(path) and _is_own(folder, path, is_ours)]
 
 
 def _needed_by_plan(folder: Results) -> Callable[[str, Path], bool]:
-    """Return a function of a place in `STORED` and a file in it: whether plan.json, or the plan in
+    """Return a function of a name in `STORED` and a file in it: whether plan.json, or the plan in
     the store, names the file."""
     plans = [plan for path in (folder.plan, folder.kept_plan) if (plan := Plan.find(path))]
     if not plans:
@@ -288,11 +288,11 @@ def _needed_by_plan(folder: Results) -> Callable[[str, Path], bool]:
     recipes = {plan.recipe for plan in plans}
     shards = {entry.shard for plan in plans for entry in plan.shards}
 
-    def is_needed(place: str, path: Path) -> bool:
-        if place in (IDENTITIES, DELIVERED):
-            return place == DELIVERED
+    def is_needed(part: str, path: Path) -> bool:
+        if part in (IDENTITIES, DELIVERED):
+            return part == DELIVERED
         is_of_plan = path.name.lstrip(".")[:32] in shards
-        return is_of_plan and (place == SHARDS or path.parent.name in recipes)
+        return is_of_plan and (part == SHARDS or path.parent.name in recipes)
 
     return is_needed
 
@@ -326,9 +326,9 @@ def folders_of(folder: Results, keep: str) -> list[Path]:
     """Return the folders that are removed, with those in them, once they are empty."""
     if keep == "nothing":
         return [folder.store.resolve(), folder.root]
-    above = (folder.root, folder.store, *(folder.root / place for place in (DELIVERED, IDENTITIES)))
-    temporary = [path for place in above for path in place.glob(".*") if is_temporary(path)]
-    folders = [*(folder.root / place for place in STORED), folder.partial.root, *temporary]
+    above = (folder.root, folder.store, *(folder.root / name for name in (DELIVERED, IDENTITIES)))
+    temporary = [path for parent in above for path in parent.glob(".*") if is_temporary(path)]
+    folders = [*(folder.root / name for name in STORED), folder.partial.root, *temporary]
     return [path for path in folders if path.is_dir() and not path.is_symlink()]
 
 
@@ -456,11 +456,11 @@ def _files_of(folder: Results) -> list[Path]:
     return [*sorted(files, key=order), run_lock.path_of(folder.root)]
 
 
-def _at(place: Path) -> list[Path]:
-    """Return the file, or the files below the folder, at `place`. A link is a file."""
-    if place.is_symlink() or place.is_file():
-        return [place]
-    return [*_files_under(place)]
+def _at(path: Path) -> list[Path]:
+    """Return the file, or the files below the folder, at `path`. A link is a file."""
+    if path.is_symlink() or path.is_file():
+        return [path]
+    return [*_files_under(path)]
 
 
 def _files_under(folder: Path) -> Iterator[Path]:

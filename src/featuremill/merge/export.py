@@ -145,7 +145,10 @@ class Chosen:
         self._table = Table(path)
         self.scratch = scratch
         schema = self._table.schema
-        self.provenance: dict[str, str] = json.loads((schema.metadata or {})[b"featuremill"])
+        metadata = schema.metadata or {}
+        if b"featuremill" not in metadata:
+            raise UserError(f"{path}: featuremill did not write this table; run merge again.")
+        self.provenance: dict[str, str] = json.loads(metadata[b"featuremill"])
         self.values = pa.schema([field for field in schema if field.name not in (*ABOUT, *KEYS)])
         self.id_columns = self._table.id_columns
         self.samples = samples_of(folder.records) if self.id_columns.keys else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -192,6 +193,7 @@ def _take_export(store: Path, source: Path) -> None:
         recipe, files = card["recipe"], card["files"]
         settings = Settings.model_validate(card["settings"])
         receipts = {name: Receipt.model_validate(entry["receipt"]) for name, entry in files.items()}
+        sha256 = {name: entry["sha256"] for name, entry in files.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         recipe = ""
     if not recipe or recipe_of(settings) != recipe:
@@ -203,7 +205,7 @@ def _take_export(store: Path, source: Path) -> None:
         )
     num_records = 0
     for name, receipt in receipts.items():
-        if Path(name).name != name or sha256_of(source / name) != files[name]["sha256"]:
+        if Path(name).name != name or sha256_of(source / name) != sha256[name]:
             raise UserError(f"{source / name}: it is not as {CARD} lists it; copy it again.")
         with pq.ParquetFile(source / name, pre_buffer=False) as file:
             schema = file.schema_arrow
@@ -273,7 +275,8 @@ def _take_published(
     more = f"; {num_without:,} records of {fasta} have none" if num_without else ""
     log.info("%s: %s imported%s", source, counted(num_taken, "vector"), more)
     config = {"workload": name, "options": options.model_dump(exclude_defaults=True)}
-    log.info("in a config:\n%s", yaml.safe_dump({**config, "store": str(store)}, sort_keys=False))
+    log.info("in a config:")
+    yaml.safe_dump({**config, "store": str(store)}, sys.stdout, sort_keys=False)
 
 
 def _published(

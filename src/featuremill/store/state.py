@@ -171,14 +171,14 @@ def note(
     """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    made = {os.path.relpath(file, folder.parent): Seen.at(Path(file), folder) for file in files}
+    written = {os.path.relpath(file, folder.parent): Seen.at(Path(file), folder) for file in files}
     finished = math.inf if is_checked else Path([*files][-1]).stat().st_mtime
     existing = [Path(read) for read in inputs if Path(read).exists()]
     read = {str(each): Seen.at(each, folder) for each in existing if came_at(each) <= finished}
-    State(config=dict(config), inputs=read, files=made).write(path)
+    State(config=dict(config), inputs=read, files=written).write(path)
 
 
 def damaged(files: Iterable[str]) -> list[str]:
     """Return the `files` that featuremill wrote, by the record of `store.ours`, and that have been
-    changed since."""
-    return [file for file in files if ours.latest(Path(file)) and not ours.is_ours(Path(file))]
+    changed since, or replaced by an older copy."""
+    return [file for file in files if ours.latest(Path(file)) and not ours.is_latest(Path(file))]

@@ -20,7 +20,6 @@ from featuremill.inputs.samples import SAMPLE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import sha256_of
 from featuremill.kit.ids import IdColumns
-from featuremill.kit.processes import command_again
 from featuremill.kit.text import clipped, listed
 from featuremill.steps.heads.card import TableUsed
 from featuremill.steps.heads.section import Head
@@ -55,7 +54,7 @@ def read(features: Listed, head: Head, log: logging.Logger | None = log) -> Labe
     """
     column = head.column or ""
     if head.labels is None:
-        labelled = _of_sheet(features, _sheet_of(features), column, head.group)
+        labelled = _of_sheet(features, features.samples(), column, head.group)
     else:
         labelled = _of_table(features, head, Path(head.labels), log)
     names = {label.name for label in labelled.of_id.values()}
@@ -91,7 +90,7 @@ def _of_table(features: Listed, head: Head, table: Path, log: logging.Logger | N
         raise UserError(f"{table}: name the column of its labels with --column.")
     group_of: dict[str, str] = {}
     if id_columns.keys and group not in (None, labels.ID, *labels.names_of(table)):
-        sheet = _sheet_of(features)
+        sheet = features.samples()
         if group in sheet:
             group_of = dict(zip(sheet[SAMPLE], sheet[group], strict=True))
     by = None if group_of else group
@@ -104,22 +103,6 @@ def _of_table(features: Listed, head: Head, table: Path, log: logging.Logger | N
     of_table = group or next(iter(id_columns.keys), None)
     used = TableUsed(file=str(table), sha256=sha256_of(table), column=column, group=of_table)
     return Labels(of_id, num_empty, used)
-
-
-def _sheet_of(features: Listed) -> dict[str, list[str]]:
-    """Return the sheet of samples in the plan of the features; UserError if that is another one."""
-    if features.id_columns.keys and not features.folder.records.exists():
-        raise UserError(
-            f"{features.folder.records}: there is no such file, which has the sheet of samples of "
-            "these results; copy it with them, or name a table of labels that has the groups, too."
-        )
-    if not features.is_of_plan:
-        again = command_again(features.folder.root)
-        raise UserError(
-            f"{features.name}: its sheet of samples was planned anew after these results, so they "
-            f"may not be of the same samples; make the results anew: {again}"
-        )
-    return features.samples()
 
 
 def _without_group(sample: str, group: str | None) -> UserError:

@@ -158,8 +158,8 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the records of `inputs`. Records that are truncated, or have letters that the
     vocabulary lacks, get a note. Records too long or too short for the network are refused."""
     folder = place_of(options.model)
-    options = _settled(options, folder)
     facts, words = _opened(folder, options)
+    options = _settled(options, folder, facts, words)
     if options.alphabet == "texts":
         yield from texts.read(inputs, options, words, facts.trained_tokens)
         return
@@ -258,16 +258,15 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "layers": networks.layers_from_0(options.layers, facts.num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
-    return _settled(options, weights.path).model_copy(update=settled)
+    return _settled(options, weights.path, facts, words).model_copy(update=settled)
 
 
-def _settled(options: Options, folder: Path) -> Options:
+def _settled(options: Options, folder: Path, facts: Facts, words: Vocabulary) -> Options:
     """Return `options` with the limits of the network in `folder`.
 
     Raises:
         UserError: if the network does not support an option.
     """
-    facts, words = _opened(folder, options)
     _refuse_other_alphabet(words, options.alphabet, folder)
     if options.structures and not words.with_structure:
         raise UserError(

@@ -331,7 +331,6 @@ def facts_of(folder: Path) -> Facts:
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
-    """Return the architecture of the network with this config."""
     name = config["model_type"]
     if name == "bert" and MOSAIC_SIGN in config:
         return MOSAIC

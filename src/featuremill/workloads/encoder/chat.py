@@ -79,7 +79,6 @@ def template_of(folder: Path, is_answered: bool = False) -> str:
 
 
 def _read(folder: Path) -> str:
-    """Return the text of the chat template in `folder`."""
     if (folder / JINJA).exists():
         return (folder / JINJA).read_text("utf-8")
     in_files = (_settings(folder / name).get("chat_template") for name in (CONFIG, OF_PROCESSOR))

@@ -36,7 +36,6 @@ class Size(NamedTuple):
     layers: int
     width: int
     inner_width: int
-    """Width of the feed-forward layers."""
     attention_width: int
     """Width of all heads together."""
     heads: int
@@ -45,7 +44,6 @@ class Size(NamedTuple):
     num_other_numbers: int
     """Number of parameters that stay in fp32: embeddings, norms and experts."""
     file_number_bytes: int
-    """Bytes per number in the checkpoint."""
     num_scores: int
     """Number of tensors of all scores at once: 3 with softcap, as in Gemma 2, or eager; else 0."""
     num_scores_in_parts: int

@@ -26,7 +26,6 @@ KEYS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("vocab_size", "type_vocab_size", "layer_norm_eps", "hidden_act"),
 )
-"""The keys of config.json that are read."""
 ALIGNED = 8
 """Rows of the bias begin at multiples of this number of elements. Otherwise torch copies the bias
 for its CUDA kernels in each layer (`pad_bias` of attention.cpp)."""

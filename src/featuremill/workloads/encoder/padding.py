@@ -173,7 +173,6 @@ OVER_OWN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max": _max,
     "std": _std,
 }
-"""The functions that pool a sequence's own tokens."""
 
 
 def in_order(

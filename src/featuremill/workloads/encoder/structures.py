@@ -59,17 +59,8 @@ OTHER_RESIDUES = Kind(
 REASONS = (OTHER_LENGTH, TWO, NOT_3DI, OTHER_RESIDUES, plddt.NO_PLDDT)
 
 
-def clean(letters: str) -> Cleaned:
-    """Return letters of structure in the form of payloads; `#` is allowed."""
-    return _clean(letters, LETTERS + NONE)
-
-
-def clean_alone(letters: str) -> Cleaned:
-    """Return the letters of a record that is a structure; `#` is not allowed."""
-    return _clean(letters, LETTERS)
-
-
-def _clean(letters: str, alphabet: str) -> Cleaned:
+def clean(letters: str, alphabet: str = LETTERS + NONE) -> Cleaned:
+    """Return letters of structure in the form of payloads."""
     written = letters.translate(NO_WHITESPACE).lower()
     if not written:
         return Cleaned(b"", reasons.EMPTY.reason())
@@ -77,6 +68,11 @@ def _clean(letters: str, alphabet: str) -> Cleaned:
         index = written.index(strangers[0])
         return Cleaned(b"", NOT_3DI.reason(f"{show_at(written, index)} at letter {index + 1}"))
     return Cleaned(written.encode())
+
+
+def clean_alone(letters: str) -> Cleaned:
+    """Return the letters of a record that is a structure; `#` is not allowed."""
+    return clean(letters, LETTERS)
 
 
 def clean_pairs(letters: str) -> Cleaned:
@@ -138,7 +134,11 @@ def read(options: StructureOptions, id_column: str) -> Structures:
     lines: dict[str, int] = {}
     residues: dict[str, bytes] = {}
     is_descriptor = foldseek.takes(path)
-    for record in _of_descriptor(path, residues) if is_descriptor else _of_file(path, table):
+    if is_descriptor:
+        records = _of_descriptor(path, residues)
+    else:
+        records = spelled([path], maker(clean), table, fasta.__name__)
+    for record in records:
         if record.reason and kind_of(record.reason) is EMPTY:  # the same as a missing structure
             continue
         if record.reason:
@@ -161,10 +161,6 @@ def read(options: StructureOptions, id_column: str) -> Structures:
             texts = plddt.of_column(path, options, table.id_column)
         known = Plddt(options, texts)
     return Structures(path, letters_of, lines, residues, also, known)
-
-
-def _of_file(path: Path, options: TableOptions) -> Iterator[Record]:
-    yield from spelled([path], maker(clean), options, fasta.__name__)
 
 
 def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:

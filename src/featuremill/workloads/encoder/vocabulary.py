@@ -74,9 +74,7 @@ class Vocabulary(NamedTuple):
     last: Ends
     """Special tokens after the own tokens."""
     pad: int
-    """The id of the padding token."""
     unknown: int
-    """The id of the unknown token."""
     letters_per_token: int
     """Approximate number of letters per token, for costs."""
     least_letters: int = 1
@@ -86,7 +84,6 @@ class Vocabulary(NamedTuple):
     rare_as_x: bool = False
     """Whether U, Z, O and B are read as X."""
     letters: bytes = b""
-    """The letters in the vocabulary."""
     size: int = 0
     """The largest possible id plus one."""
 
@@ -209,11 +206,9 @@ class _Files(NamedTuple):
     """The content of a folder's vocabulary files."""
 
     ids: Mapping[str, int]
-    """The id of each token."""
     around: tuple[Sequence[str], Sequence[str]] | None = None
     """The special tokens before and after a sequence; None if no file defines them."""
     tokenizer: Path | None = None
-    """The path of tokenizer.json."""
     has_end: bool = True
     """Whether sequences end with a special token: false if eos_token is null."""
 
@@ -304,7 +299,6 @@ def _prefix(files: _Files, chosen: str, folder: Path) -> str:
 
 
 def _around(files: _Files, model_type: str, prefix: str) -> tuple[Ends, Ends]:
-    """Return the ids of special tokens before and after the own tokens."""
     if files.around is None or model_type == "gLM2":  # gLM2's tokenizer adds no strand
         before, behind = map(list, USUAL_ENDS.get(model_type, (["<cls>"], ["<eos>"])))
         behind = behind if files.has_end else []
@@ -349,7 +343,6 @@ def _has_structure(token: str) -> bool:
 
 
 def _letters_and_structure(plain: Mapping[str, int], unknown: int) -> Callable[[bytes, bytes], Ids]:
-    """Return a function that tokenizes letters with their structure."""
     table = np.full((256, 256), unknown, np.int64)
     for structure in {token[1] for token in plain}:
         table[:, ord(structure)] = plain.get(NO_STRUCTURE + structure, unknown)

@@ -104,7 +104,6 @@ class Result(NamedTuple):
 
     transfer: Transfer
     lengths: list[int]
-    """Residues of each protein."""
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:

@@ -18,7 +18,6 @@ class Published(NamedTuple):
     width: int
     num_heads: int
     dtype: str
-    """The dtype of its checkpoint."""
     gigabytes: float
     """The approximate size of its checkpoint in GB."""
 

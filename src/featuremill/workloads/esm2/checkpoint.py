@@ -38,7 +38,6 @@ ARCH_OF_ESM_1 = "roberta_large"
 ESM_1_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")
 """Keys of ESM-1b and ESM-1v that an ESM-2 lacks; the other tensors are the same."""
 HEAD = "lm_head."
-"""Prefix of the keys of the language-model head."""
 IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
 """Keys in Hugging Face's checkpoints of ESM-2 that are not used."""
 COMMON_PARTS = {"lm_head", "contact_head", "pooler"}

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.options import Pool
 
     Pooled = npt.NDArray[np.float32]
-    """Vectors of sequences."""
     PerResidue = list[npt.NDArray[np.floating[Any]]]
-    """The vectors of the residues of each sequence."""
     Features = Pooled | PerResidue
 OF_A_CONFIG = re.compile(r"\boptions\.(?=\w+: )")
 """The prefix of an option in messages about a config."""

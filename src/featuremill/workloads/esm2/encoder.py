@@ -268,7 +268,6 @@ class Encoder:
         return compute
 
     def _final(self, stage: Stage, blocks: list[Block]) -> Tensor:
-        """Return the final LayerNorm of the residual stream."""
 
         def compute(block: Block, into: Tensor | None) -> Tensor:
             normed_TD = block.stream.norm(stage.kernels, *self.final_norm, torch.float32)
@@ -297,7 +296,6 @@ class Encoder:
 def _after(
     first: Callable[[Block], None], then: Callable[[Block, Tensor | None], Tensor]
 ) -> Callable[[Block, Tensor | None], Tensor]:
-    """Return a function that computes `first` and then `then` for a block."""
 
     def compute(block: Block, into: Tensor | None) -> Tensor:
         first(block)

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -98,13 +97,10 @@ class Writer:
             result: dict[str, Any] = {"label": label}
             for (key, layer), row in zip(self._columns.values(), rows, strict=True):
                 result.setdefault(key, {})[layer] = self._torch.from_numpy(row.copy())
-            self._save(folder, result, id, label)
-
-    def _save(self, folder: Path, result: Mapping[str, Any], id: str, label: str) -> None:
-        content = BytesIO()  # PyTorch's own error for a full disk has no errno
-        self._torch.save(result, content)
-        with _new_file(folder, id, label) as file:
-            file.write(content.getbuffer())
+            content = BytesIO()  # PyTorch's own error for a full disk has no errno
+            self._torch.save(result, content)
+            with _new_file(folder, id, label) as file:
+                file.write(content.getbuffer())
 
     def close(self) -> None:
         """Do nothing: every file is closed."""

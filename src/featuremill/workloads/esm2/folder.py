@@ -56,7 +56,6 @@ class Kind(NamedTuple):
     left_out: Mapping[str, Any]
     """The defaults of transformers for settings that a config.json lacks."""
     alphabet: tuple[str, ...]
-    """The tokens in the order of their ids."""
     most_tokens: int
     """Largest number of rows of the embedding."""
     others: str
@@ -162,7 +161,6 @@ def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
 
 
 def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any], kind: Kind) -> None:
-    """Raise UserError if a file of the folder has other token ids."""
     text, fast = folder / "vocab.txt", folder / "tokenizer.json"
     if facts.get("vocab_list"):
         _refuse_unless_alphabet(folder / CONFIG, facts["vocab_list"], kind)

@@ -22,7 +22,6 @@ POSITIONS = "embed_positions.weight"
 FIRST_NORM = "first_norm"
 DECODER = "head.decoder.weight"
 WITHOUT_BIAS = ("embed_tokens", "embed_positions", "query_key_norm")
-"""The parts of our file without a bias."""
 
 
 class Names(NamedTuple):
@@ -34,7 +33,6 @@ class Names(NamedTuple):
     layer: str
     """The prefix of a layer's keys, before its number."""
     of_encoder: tuple[str, ...]
-    """Prefixes of the keys of the encoder."""
     prefixes: tuple[str, ...] = ()
     """Prefixes of all keys of a whole model; the first that fits is removed."""
     without_bias: tuple[str, ...] = ()

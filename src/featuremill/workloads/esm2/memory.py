@@ -33,15 +33,9 @@ tensors (`telemetry.memory_mb` and `peak_memory_mb` of the demo's receipt)."""
 class Model(NamedTuple):
     """The facts about a network that the estimate needs."""
 
-    name: str
     sizes: Sizes
     file_dtype: str
     """The dtype of its converted file: fp32, fp16 or bf16."""
-
-    @property
-    def width(self) -> int:
-        """The width of a hidden state."""
-        return self.sizes.width
 
     @property
     def num_matrix_numbers(self) -> int:
@@ -55,7 +49,7 @@ class Model(NamedTuple):
         of_layer = 6 if architecture.norms_query_and_key else 4
         rows = architecture.num_rows + architecture.num_positions
         rows += 2 + 2 * architecture.norms_embedding
-        return self.width * (of_layer * self.sizes.num_layers + rows)
+        return self.sizes.width * (of_layer * self.sizes.num_layers + rows)
 
     @property
     def file_bytes(self) -> int:
@@ -85,9 +79,7 @@ def weights_ahead(name: str) -> Weights:
 
 def model_of(weights: Weights) -> Model:
     """Return the architecture in the metadata of weights."""
-    facts = weights.metadata
-    dtype = FILE_DTYPES[facts["dtype"]]
-    return Model(weights.name, sizes_of(facts), dtype)
+    return Model(sizes_of(weights.metadata), FILE_DTYPES[weights.metadata["dtype"]])
 
 
 def estimate_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int:

@@ -118,7 +118,6 @@ def _ends_of_filling(start: int, filling: int, longest: int) -> list[int]:
 
 
 def _pieces(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the pieces of `Packed.pieces_N3`."""
     sequences = sorted(pairwise(bounds), key=lambda ends: ends[0] - ends[1])
     return [
         (start, end, first)

@@ -37,7 +37,23 @@ def rotate_(
     assert rotary_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
     if weight_2D is not None:
         assert weight_2D.is_contiguous() and weight_2D.shape == (2, num_heads * head_dim)
-        _launch_norm_rotate(qkv_T3Hd, rotary_Pf2, positions_T, weight_2D)
+        num_rows, width = 2 * num_tokens, weight_2D.shape[1]
+        columns = triton.next_power_of_2(width)
+        rows = max(1, WARPS * ELEMENTS_PER_WARP // columns)
+        assert num_rows < 2**31
+        _norm_rotate[(triton.cdiv(num_rows, rows),)](
+            qkv_T3Hd,
+            weight_2D,
+            rotary_Pf2,
+            positions_T,
+            num_rows,
+            width,
+            head_dim,
+            NORM_EPSILON,
+            rows,
+            columns,
+            num_warps=rows * columns // ELEMENTS_PER_WARP,
+        )
         return
     columns = triton.next_power_of_2(head_dim)
     rows = WARPS * ELEMENTS_PER_WARP // columns
@@ -54,28 +70,6 @@ def rotate_(
         rows,
         columns,
         num_warps=WARPS,
-    )
-
-
-def _launch_norm_rotate(
-    qkv_T3Hd: Tensor, rotary_Pf2: Tensor, positions_T: Tensor, weight_2D: Tensor
-) -> None:
-    num_rows, width, head_dim = 2 * len(qkv_T3Hd), weight_2D.shape[1], qkv_T3Hd.shape[3]
-    columns = triton.next_power_of_2(width)
-    rows = max(1, WARPS * ELEMENTS_PER_WARP // columns)
-    assert num_rows < 2**31
-    _norm_rotate[(triton.cdiv(num_rows, rows),)](
-        qkv_T3Hd,
-        weight_2D,
-        rotary_Pf2,
-        positions_T,
-        num_rows,
-        width,
-        head_dim,
-        NORM_EPSILON,
-        rows,
-        columns,
-        num_warps=rows * columns // ELEMENTS_PER_WARP,
     )
 
 

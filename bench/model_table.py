@@ -1,6 +1,6 @@
 """Write the table of docs/install.md: GPU memory, host memory and disk space of each ESM-2.
 
-`python -m featuremill.workloads.esm2.model_table docs/install.md` writes it; without a file it is
+`python -m bench.model_table docs/install.md` writes it; without a file it is
 printed. The numbers are estimates by `memory.py` and sizes of the formats, not measurements.
 """
 
@@ -56,8 +56,8 @@ def rows() -> Iterator[list[str]]:
             for dtype in ("fp32", "bf16")
         ]
         files = f"{published.gigabytes:g} + {model.file_bytes / 1e9:.2g} GB"
-        mean = PROTEINS * model.width * memory.FLOAT_BYTES
-        residues = PROTEINS * RESIDUES * model.width * memory.NUMBER_BYTES["fp16"]
+        mean = PROTEINS * model.sizes.width * memory.FLOAT_BYTES
+        residues = PROTEINS * RESIDUES * model.sizes.width * memory.NUMBER_BYTES["fp16"]
         yield [
             f"`{name}`",
             f"{numbers / 1e6:,.0f} M",
