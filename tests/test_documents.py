@@ -189,6 +189,20 @@ def test_links_of_a_page_lead_somewhere(name):
             assert not anchor or anchor in anchors(target), link
 
 
+BROUGHT_BY = {"hf": "huggingface_hub", "pytest": "pytest"}
+"""Programs that the extra esm2 does not bring, and the packages that do."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_installs_a_program_before_it_types_it(name):
+    boxes = [box for box in page_of(name).boxes if box.kind == "bash"]
+    commands = [text.split() for box in boxes for _, text in box.commands()]
+    for number, (program, *_) in enumerate(commands):
+        if program in BROUGHT_BY:
+            installs = ["pip", "install", BROUGHT_BY[program]]
+            assert any({*installs} <= {*words} for words in commands[:number]), program
+
+
 def test_ci_types_what_readme_says_first_and_in_its_order():
     readme = page_of("README.md")
     left = [

@@ -54,8 +54,8 @@ def layer_columns(options: ResidueOptions, width: int, each: str = "residues") -
 def layer_batch(
     values: Sequence[Matrix], lengths: Sequence[int], columns: pa.Schema
 ) -> pa.RecordBatch:
-    """Return a row per record. `values` are those of each column; a record has as many vectors of
-    tokens as `lengths` says."""
+    """Return a row per record. `values` are those of each column; `lengths` has the number
+    of vectors of tokens of each record."""
     arrays = [
         lists_of_vectors(rows, lengths) if pa.types.is_list(field.type) else vectors(rows)
         for field, rows in zip(columns, values, strict=True)

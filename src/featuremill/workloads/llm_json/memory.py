@@ -37,8 +37,8 @@ CPU_PROCESS_MB = 500
 CUDA_PROCESS_MB = 750
 """Measured on an H200: the CUDA context and loaded kernels (`workloads/esm2/memory.py`)."""
 TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "falcon")
-"""Prefixes of the model types whose head shares the embedding's weights unless the config says
-otherwise."""
+"""Prefixes of the model types whose head shares the embedding's weights unless the config
+decides otherwise."""
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 WIDTH = ("hidden_size", "n_embd", "d_model")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
