@@ -19,7 +19,7 @@ from featuremill.flow import guard
 from featuremill.merge import clean
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.store import files, formats, ours
+from featuremill.store import files, formats, ours, state
 from featuremill.store.results import Results
 
 
@@ -353,6 +353,25 @@ def test_each_format_is_written_into_the_file_that_is_known_as_temporary(run, na
 
 
 # ---- what proves a file to be ours ----
+
+
+@pytest.mark.parametrize("is_in_folder", [False, True])
+def test_an_older_copy_of_ours_is_ours_and_not_the_latest(tmp_path, is_in_folder):
+    """Such as predictions of other labels, which a result that is done would be taken for."""
+    path, copy = tmp_path / "made" / "a.tsv", tmp_path / "copy"
+    path.parent.mkdir()
+    for text in ("old", "new"):
+        if is_in_folder:
+            with ours.delivering_folder(path.parent) as new:
+                (new / path.name).write_text(text)
+        else:
+            with ours.delivering(path) as new:
+                new.write_text(text)
+        assert ours.is_latest(path) and state.damaged([str(path)]) == []
+        if text == "old":
+            shutil.copy(path, copy)
+    shutil.copy(copy, path)
+    assert ours.is_ours(path) and state.damaged([str(path)]) == [str(path)]
 
 
 def test_a_file_is_ours_while_its_bytes_are(tmp_path):

@@ -383,8 +383,8 @@ class Flow:
         """The rules that merge, each for all runs with the same outputs."""
         groups = project.outputs_of(self._config.runs.values()).items()
         return [
-            Merged(f"merge{self.runs[runs[0]].suffix if place else ''}", _pattern_of(runs), outputs)
-            for place, (outputs, runs) in enumerate(groups)
+            Merged(f"merge{self.runs[runs[0]].suffix if n else ''}", _pattern_of(runs), outputs)
+            for n, (outputs, runs) in enumerate(groups)
         ]
 
     @property
@@ -494,5 +494,5 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
         if raw == config:
             source = os.path.relpath(path)
         same = {key for key in raw.keys() & config.keys() if raw[key] == config[key]}
-        places |= {key: place for key, place in lines.items() if key[0] in same}
+        places |= {key: position for key, position in lines.items() if key[0] in same}
     return source, places

@@ -18,7 +18,7 @@ from featuremill.store import command_line, formats, run_lock
 from featuremill.store.results import runs_below
 
 
-def place(run: Run) -> None:
+def link_results(run: Run) -> None:
     """Have the run's files where the command line or else the config wants them, or refuse.
 
     Raises:

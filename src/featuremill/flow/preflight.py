@@ -37,7 +37,7 @@ def prepare(workflow: Any, run: Run) -> None:
     refusals.refuse_default_storage(workflow)
     refusals.refuse_without_packages(workflow, run)
     refusals.refuse_without_gpu(workflow, run)
-    elsewhere.place(run)
+    elsewhere.link_results(run)
     path = config_file(workflow, run.folder)
     refusals.refuse_run_in_run(run)
     refusals.refuse_another_config(run, path)

@@ -54,7 +54,7 @@ def closing_words(*runs: str) -> str:
         look = f"Look at {first if new.keys() - {first} else 'them'}:  "
         look += command_line.where_typed(f"{_command('python')} {load}")
     return (
-        "".join(_made(results, delivery) for results, delivery in new.items())
+        "".join(_summary_of(results, delivery) for results, delivery in new.items())
         + look
         + (f"\nYour own data: {_command('featuremill')} init YOUR.fasta" if is_demo else "")
     )
@@ -82,7 +82,7 @@ def _new_results(results: str) -> Delivery | None:
     return Results(Path(results)).find_delivery() if is_new else None
 
 
-def _made(results: str, delivery: Delivery) -> str:
+def _summary_of(results: str, delivery: Delivery) -> str:
     files = [f"{results}/{name}" for name in delivery.outputs]
     report, manifest = (Path(results) / name for name in ("report.html", "manifest.json"))
     if report.exists() and report.stat().st_mtime >= manifest.stat().st_mtime:

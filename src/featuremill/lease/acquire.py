@@ -280,15 +280,13 @@ class _Waiting:
 
     def _say_in_queue(self) -> float:
         names = {device.uuid: device.label for device in self._devices}
+        is_time = time.monotonic() >= self._say_at
         held = [
             f"{names[holder.device]}: held by {holder}"
-            for holder in (slots.holders(self._folder) if self._is_time() else ())
+            for holder in (slots.holders(self._folder) if is_time else ())
             if holder.device in names
         ]
         return self._say("; ".join(["others came first", *held]))
-
-    def _is_time(self) -> bool:
-        return time.monotonic() >= self._say_at
 
     def _say(self, why: str) -> float:
         """Report the reason for waiting, if it is time; return the seconds until the next call."""

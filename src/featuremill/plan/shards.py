@@ -179,7 +179,7 @@ class Cutter:
         self.unique = unassigned_cost = 0
         self.locations["shard"] = NOWHERE
         self._used, self._used_cost, self._lost = np.zeros((3, len(self._old)), np.int64)
-        for placed in self._for_each_bucket(_place):
+        for placed in self._for_each_bucket(_placed):
             self.unique += placed.unique
             self._used += placed.used
             self._used_cost += placed.used_cost
@@ -253,7 +253,7 @@ def _homes(work: Work, bucket: Bucket, number: int) -> tuple[npt.NDArray[np.void
     return homes, lost[lost != NOWHERE]
 
 
-def _place(work: Work, number: int) -> Placed:
+def _placed(work: Work, number: int) -> Placed:
     """Place the records that old shards or stores hold; leave the cost of each other in a file."""
     bucket = Bucket(work.spools, number)
     homes, lost = _homes(work, bucket, number)

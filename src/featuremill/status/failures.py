@@ -100,7 +100,7 @@ def _failed_in(
     table = table.append_column("at", pa.array(range(len(table)), pa.int64()))
     table = table.join(wanted, ["shard", "row"], join_type="inner").sort_by("at")
     at, places = table["at"].to_pylist(), table["place"].to_pylist()
-    return [(at, reasons[place]) for at, place in zip(at, places, strict=True)]
+    return [(at, reasons[number]) for at, number in zip(at, places, strict=True)]
 
 
 def _refused_in(file: pq.ParquetFile, group: int) -> list[tuple[int, Reason]]:

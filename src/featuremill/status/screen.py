@@ -99,7 +99,8 @@ def _jobs_table(now: RunState, width: int) -> Table:
     for job in sorted(now.at_work, key=lambda job: (job.host, *(_order(d) for d in job.devices))):
         for number, device in enumerate(job.devices):
             name = f"{'' if is_here else f'{one_line(job.host)} '}{label(device)}"
-            shard, records, last = job.shard[:8], f"{job.rows_done:,}/{job.records:,}", _last(job)
+            shard, records = job.shard[:8], f"{job.rows_done:,}/{job.records:,}"
+            last = _speed_and_time_left(job)
             if number:
                 shard, records, last = "″", "", [Text(), Text()]
             own = [_cropped(Text(name)), Text(shard), Text(records)]
@@ -143,18 +144,14 @@ def _number(value: float | None, unit: str = "", style: str = "") -> Text:
     return NOT_KNOWN if value is None else Text(f"{value:.0f}{unit}", style)
 
 
-def _speed(job: Job) -> Text:
+def _speed_and_time_left(job: Job) -> list[Text]:
     if job.is_silent:
-        return Text("silent", WARN)
+        return [Text("silent", WARN), Text()]
     if job.stage != "run":
-        return Text({"load": "loading", "finish": "finishing"}.get(job.stage, ""), QUIET)
-    return NOT_KNOWN if job.speed is None else Text(short(job.speed))
-
-
-def _last(job: Job) -> list[Text]:
-    is_known = job.pace and job.stage == "run" and not job.is_silent
-    left = plain_duration(job.cost_left / job.pace) if job.pace and is_known else ""
-    return [_speed(job), Text(left)]
+        stage = {"load": "loading", "finish": "finishing"}.get(job.stage, "")
+        return [Text(stage, QUIET), Text()]
+    speed = NOT_KNOWN if job.speed is None else Text(short(job.speed))
+    return [speed, Text(plain_duration(job.cost_left / job.pace) if job.pace else "")]
 
 
 def label(device: DeviceNow) -> str:

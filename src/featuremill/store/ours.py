@@ -248,11 +248,25 @@ def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
         _append(folder, [_line(str(path.relative_to(folder)), same[-1]["sha256"], path)])
 
 
+def is_latest(path: Path) -> bool:
+    """Return whether the file at `path` has the bytes that featuremill wrote last, and is no older
+    copy: by the last line of a record."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    last = [lines[-1] for lines in _lines_of_records(path) if lines]
+    return _is_as_in(last, path)
+
+
 def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
     """Return whether the file at `path` is as a record describes it."""
     if path.is_symlink() or not path.is_file():
         return False
-    lines, stamp = _lines(path, read), looks(path)
+    return _is_as_in(_lines(path, read), path)
+
+
+def _is_as_in(lines: list[dict[str, Any]], path: Path) -> bool:
+    """Return whether the file at `path` is as one of the `lines` describes it."""
+    stamp = looks(path)
     if any(line["seen"] == stamp for line in lines):
         return True
     digests = {line["sha256"] for line in lines if line["seen"][0] == stamp[0]}
@@ -267,12 +281,17 @@ def _is_sealed(path: Path) -> bool:
 
 def _lines(path: Path, read: Callable[[Path], Lines] | None = None) -> list[dict[str, Any]]:
     """Return the lines of the records about the file at `path`, the latest last."""
-    lines: list[dict[str, Any]] = []
+    return [*itertools.chain.from_iterable(_lines_of_records(path, read))]
+
+
+def _lines_of_records(
+    path: Path, read: Callable[[Path], Lines] | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the same lines of each record."""
     parts = path.absolute().parts
     for depth in range(len(parts) - 1, max(0, len(parts) - 1 - MOST_ABOVE), -1):
         record = Path(*parts[:depth], formats.RECORD)
-        lines += (read or _read)(record).get("/".join(parts[depth:]), [])
-    return lines
+        yield (read or _read)(record).get("/".join(parts[depth:]), [])
 
 
 _known: dict[Path, tuple[list[int], Lines]] = {}

@@ -65,18 +65,18 @@ Identity = tuple[int, int, int] | None
 """Size, time and inode of a file, which change when it is written again; None for no file."""
 
 
-def layers(asked: Sequence[str]) -> list[str]:
+def layers(configured: Sequence[str]) -> list[str]:
     """Return the stores of a config, or else of the environment. All are read, and the first is
     written.
 
     Raises:
         UserError: what `problem_with` finds.
     """
-    text = "" if asked else STORE.value()
-    stores = asked or LAYER.findall(text)
+    text = "" if configured else STORE.value()
+    stores = configured or LAYER.findall(text)
     split = [*filter(WITH_USER.search, [text]), *ONE_SLASH.findall(text)]  # which `stores` hides
     if problem := problem_with([*split, *stores]):
-        raise UserError(f"{'store' if asked else STORE}: {problem}.")
+        raise UserError(f"{'store' if configured else STORE}: {problem}.")
     return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in stores]
 
 
@@ -200,15 +200,15 @@ def publishers(store: Path) -> list[Path]:
 # ---- opening and writing ----
 
 
-def open_layers(asked: Sequence[str]) -> list[Path]:
+def open_layers(configured: Sequence[str]) -> list[Path]:
     """Return the folders of the stores, without remote ones, after a check that the first can be
     written and the others can be read.
 
     Raises:
         UserError: with the store and the reason.
     """
-    refuse_unwritable(asked)
-    stores = [Path(layer) for layer in layers(asked) if not is_remote(layer)]
+    refuse_unwritable(configured)
+    stores = [Path(layer) for layer in layers(configured) if not is_remote(layer)]
     for number, store in enumerate(stores):
         if number == 0:
             _try_to_write(store)

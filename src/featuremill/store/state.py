@@ -180,5 +180,5 @@ def note(
 
 def damaged(files: Iterable[str]) -> list[str]:
     """Return the `files` that featuremill wrote, by the record of `store.ours`, and that have been
-    changed since."""
-    return [file for file in files if ours.latest(Path(file)) and not ours.is_ours(Path(file))]
+    changed since, or replaced by an older copy."""
+    return [file for file in files if ours.latest(Path(file)) and not ours.is_latest(Path(file))]

@@ -69,7 +69,12 @@ class Checkpoint(NamedTuple):
 
     def fits_half(self) -> bool:
         """Return whether fp16 represents each number exactly."""
-        return all(_fits_half(part) for entry in self.entries for part in self.parts(entry))
+        for part in (part for entry in self.entries for part in self.parts(entry)):
+            if part.dtype not in (torch.float16, torch.float32):
+                return False
+            if part.dtype == torch.float32 and not torch.equal(part.half().float(), part):
+                return False
+        return True
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of the file: sizes and other facts about the network, as text."""
@@ -77,13 +82,6 @@ class Checkpoint(NamedTuple):
         known = self.sizes.metadata()
         known["dtype"] = str(self.dtype(embedding)).removeprefix("torch.")
         return known | ({"license": self.license} if self.license else {})
-
-
-def _fits_half(tensor: Tensor) -> bool:
-    """Return whether fp16 represents the numbers of `tensor`, in fp16 or fp32, exactly."""
-    if tensor.dtype != torch.float32:
-        return tensor.dtype == torch.float16
-    return torch.equal(tensor.half().float(), tensor)
 
 
 def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:

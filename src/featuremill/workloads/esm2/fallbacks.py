@@ -119,8 +119,7 @@ class Fallbacks:
             raise WorkloadError(
                 f"{fault.operation} on {device} fails its check ({fault.text}) and has no fallback "
                 "there; nothing was computed: see whether this torch fits the driver and the "
-                "device "
-                "(featuremill doctor)"
+                "device (featuremill doctor)"
             )
         if kind == "products":
             self.products = _others(self.products, fault.operation)

@@ -52,10 +52,12 @@ class Head:
     @torch.inference_mode()
     def log_probabilities(self, hidden_TD: Tensor, rows_R: Tensor) -> Tensor:
         """Return log_probabilities_RV of the rows `rows_R` of a pack."""
-        parts = [self._of(hidden_TD.index_select(0, rows)) for rows in torch.split(rows_R, ROWS)]
+        parts = [
+            self._scores(hidden_TD.index_select(0, rows)) for rows in torch.split(rows_R, ROWS)
+        ]
         return torch.cat(parts)
 
-    def _of(self, hidden_RD: Tensor) -> Tensor:
+    def _scores(self, hidden_RD: Tensor) -> Tensor:
         num_rows = len(hidden_RD)
         padded_RD = F.pad(hidden_RD, (0, 0, 0, ROWS - num_rows))
         dense_RD = self._dense.gelu(padded_RD)
