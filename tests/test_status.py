@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from broken_stores import DAMAGES, damage_of, flipped, input_of
+from broken_stores import DAMAGES, damage_of, flipped, input_of, vectors_of
 from conftest import ROOT
 from documents import section
 from plans import read_sealed, receipt_json, write_sealed
@@ -25,16 +25,16 @@ from programs import Desk, Verbs, wait_for, written
 
 from featuremill.base.errors import UserError
 from featuremill.config import runs
-from featuremill.flow.reruns import rerun_damaged
+from featuremill.flow.reruns import rerun_damaged, rerun_older_results
 from featuremill.merge.clean import after_run, check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view
 from featuremill.status.command import run as run_status
 from featuremill.status.project import ProjectReader
 from featuremill.status.reader import RunReader
-from featuremill.store import journal, journal_log, lock_holder, run_lock
+from featuremill.store import formats, journal, journal_log, lock_holder, ours, run_lock
 from featuremill.store.delivery import Accounts
-from featuremill.store.files import sealed
+from featuremill.store.files import sealed, sha256_of
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
@@ -322,9 +322,33 @@ def test_a_folder_of_results_is_verified_file_by_file(run):
     merge(run, ["parquet_dataset"], 0)
     (run.root / "embeddings" / ".snakemake_timestamp").touch()  # as Snakemake does
     assert found(run.root, verifies=True)["exit_status"] == 0
-    flipped(lambda run: run.root / "embeddings" / "part-00000.parquet", 0.5)(run)
+    part = run.root / "embeddings" / "part-00000.parquet"
+    part.touch()
     assert found(run.root)["exit_status"] == 0
-    assert codes(found(run.root, verifies=True)) == {"output_damaged"}
+    flipped(lambda _: part, 0.5)(run)
+    assert codes(found(run.root)) == {"output_damaged"}
+
+
+def test_another_result_of_the_same_size_is_not_done(run):
+    path = vectors_of(run)
+    result = path.read_bytes()
+    ours.discard(path)
+    with ours.delivering(path) as temporary:
+        temporary.write_bytes(result[:-1] + bytes([result[-1] ^ 1]))
+    assert codes(found(run.root)) == {"output_damaged"}
+    path.write_bytes(result)
+    assert found(run.root)["exit_status"] == 0
+
+
+def test_verify_finds_bytes_that_changed_without_a_write(run):
+    path = vectors_of(run)
+    line = {"name": path.name, "sha256": sha256_of(path)}
+    damage_of("vectors' middle").harm(run)
+    with (run.root / formats.RECORD).open("a") as record:
+        record.write(json.dumps({**line, "seen": ours.looks(path)}) + "\n")
+    assert found(run.root)["exit_status"] == 0
+    command = f"{COMMAND} --forcerun merge"
+    check_that_it_is_said(found(run.root, verifies=True), "output_damaged", command)
 
 
 def test_a_touched_or_archived_input_changes_nothing(run):
@@ -346,8 +370,9 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
     verbs.extract(plan)
     check = found(run.root)
     assert codes(check) == {"results_older"} and check["next"] == [COMMAND]
-    os.utime(run.plan, (0, 0))  # as a copy may have it
+    os.utime(run.plan, (1e9, 1e9))  # as a copy may have it
     rerun_damaged(str(run.root))
+    rerun_older_results(SimpleNamespace(folder=str(run.root)))
     older = run.root / "manifest.json"
     assert run.plan.stat().st_mtime_ns > older.stat().st_mtime_ns, "so that merge runs"
 
@@ -657,7 +682,7 @@ def test_a_snakemake_is_told_of_and_its_command_mends(tmp_path, environment):
     damage_of("vectors' middle").harm(run)
     code, said, _ = status(verbs, "--verify", "--json")
     (command,) = json.loads(said)["next"]
-    assert command == f"{typed} --forcerun merge"
+    assert command == typed, "its start sees that the results were changed"
     subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
     assert status(verbs, "--verify")[0] == 0
     damage_of("input's middle").harm(run)

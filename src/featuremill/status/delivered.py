@@ -12,12 +12,21 @@ from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard
 from featuremill.store import ours
 from featuremill.store.delivery import Delivery, Written
-from featuremill.store.formats import FAILED, PARTIAL, bytes_of, digest_of_result, outputs_of
+from featuremill.store.formats import (
+    FAILED,
+    PARTIAL,
+    bytes_of,
+    digest_of_result,
+    files_of,
+    outputs_of,
+)
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
+from featuremill.store.state import known_sha256_of
 
 MANIFEST = "manifest.json"
+OTHER_BYTES = "its bytes are not those that were written"
 Merged = Literal["no", "yes", "older", "damaged"]
 """older: manifest.json belongs to another plan, or a part was computed again since; damaged: it
 cannot be read, or an output differs from it."""
@@ -67,7 +76,7 @@ def read_delivery_state(
         merged = "older"
         problems = [Problem("results_older", f"{MANIFEST}: {older}.", Fix("merge"))]
     elif delivery:
-        for _, code, what, is_hidden in _not_as_written(root, delivery.outputs, verifies):
+        for _, code, what, is_hidden in _not_as_written(results, delivery.outputs, verifies):
             fix = Fix("merge", seen_by="nobody" if is_hidden else "start")
             problems.append(Problem(f"output_{code}", what, fix))
         for name in delivery.beside or FAILED[:1]:
@@ -83,7 +92,7 @@ def read_delivery_state(
         problems = [Problem("manifest_damaged", what, Fix("merge"))]
         merged = "damaged"
     exported = results.find_exports()
-    for file, code, what, _ in _not_as_written(root, exported, verifies):
+    for file, code, what, _ in _not_as_written(results, exported, verifies):
         name = outputs_of([file]).get(file, file)
         by_hand = f"featuremill export {root} --to {name} writes it again."
         problems.append(Problem(f"export_{code}", what, Fix(by_hand=by_hand), False))
@@ -100,19 +109,35 @@ def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> str:
 
 
 def _not_as_written(
-    root: Path, files: Mapping[str, Written], verifies: bool
+    results: Results, files: Mapping[str, Written], verifies: bool
 ) -> Iterator[tuple[str, str, str, bool]]:
     """Yield for each file that differs from what was written: its name, "missing" or "damaged", a
     sentence, and whether only hashing finds it."""
     for name, about in files.items():
-        path = root / name
+        path = results.root / name
         if not path.exists():
             yield name, "missing", f"{path.name}: it is gone.", False
         elif (size := bytes_of(path)) != about.bytes:
             what = f"{path.name}: it has {size:,} bytes, and {about.bytes:,} were written."
             yield name, "damaged", what, False
+        elif _digest_by_looks(results, path) != about.sha256:
+            yield name, "damaged", f"{path.name}: {OTHER_BYTES}.", False
         elif verifies and digest_of_result(path) != about.sha256:
-            yield name, "damaged", f"{path.name}: its bytes are not those that were written.", True
+            yield name, "damaged", f"{path.name}: {OTHER_BYTES}.", True
+
+
+def _digest_by_looks(results: Results, path: Path) -> str:
+    """Return the digest of the result at `path`. Files are not read if they look as they did when
+    they were written."""
+    digests = dict[str, str]()
+    for file in files_of(path):
+        name = "" if file == path else str(file.relative_to(path))
+        last = ours.latest(file)
+        if last and last["seen"] == ours.looks(file):
+            digests[name] = last["sha256"]
+        else:
+            digests[name] = known_sha256_of(file, results.store)
+    return digest_of_result(path, digests)
 
 
 def _reported(root: Path) -> Reported:
