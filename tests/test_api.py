@@ -322,6 +322,7 @@ def test_what_was_cleaned_is_said_and_nothing_is_left_behind(tmp_path, monkeypat
         (["MKV"], {"workload": "composed"}, "compute: workload: there is no workload 'composed'"),
         (["MKV"], {"options": {"hydropathi": 1}}, "compute: options.hydropathi: there is no such "
          "key here; did you mean 'hydropathy'"),
+        (["MKV"], {"options": ["model"]}, r"options=\['model'\]: give a dictionary"),
         (["MKV"], {"device": "gpu"}, "compute: device: give one of"),
         (["MKV"], {"max_failed": -1}, "compute: max_failed"),
         (["MKV"], {"workload": "pac", "options": {"phase_bands": [[3, 6]]}}, "inputs: this "

@@ -165,6 +165,7 @@ def test_ctrl_c_leaves_no_process(call, tmp_path):
         ({"gpus": "two"}, "gpus='two': give a number of GPUs, \"all\", or a list"),
         ({"gpus": []}, r"gpus=\[\]: give a number"),
         ({"workers": 0}, "workers=0: give a number of processes of at least 1"),
+        ({"workers": True}, "workers=True: give a number of processes of at least 1"),
         ({"workers": 2, "gpus": 1}, "gpus=1 and workers=2: both say where to compute"),
         ({"device": "cuda"}, "device='cuda': no NVIDIA GPU can be used here"),
         ({"device": "cuda:0"}, "device='cuda:0': this process sees 0 GPUs"),

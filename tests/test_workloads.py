@@ -247,6 +247,9 @@ def test_embed_options(cached):
     cut = featuremill.embed([protein], max_residues=20, dtype="fp32")
     assert np.array_equal(cut, featuremill.embed([protein[:20]], dtype="fp32"))
     assert featuremill.embed([]).shape == (0, 320)
+    assert np.array_equal(
+        featuremill.embed(["M"], layers=np.int64(2)), featuremill.embed(["M"], layers=2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,6 +263,7 @@ def test_embed_options(cached):
         (pd.DataFrame({"ID": ["a"], "SEQ": ["MKV"]}), {}, "of type DataFrame; give a list"),
         (["MK"], {"layers": 9}, "no layer 9"),
         (["MK"], {"pool": "median"}, "pool"),
+        (["MK"], {"pool": None}, "embed: pool: this is empty"),
         (["MK"], {"model": "esm2_t6_8M"}, "'esm2_t6_8M_UR50D'"),
     ],
 )

@@ -190,7 +190,9 @@ def compute(
         DeviceError: all devices fail.
     """
     paths = in_memory.paths_of(inputs)
-    plain_options = {key: _plain(value) for key, value in (options or {}).items()}
+    if not isinstance(options or {}, Mapping):
+        raise UserError(f"options={options!r}: give a dictionary, such as {{'model': …}}.")
+    plain_options = {key: plain(value) for key, value in (options or {}).items()}
     names = list(map(str, paths)) or [in_memory.STEM]
     where: dict[str, Any] = {"device": device, "gpus": gpus, "workers": workers, "lease": lease}
     about: dict[str, Any] = {"max_failed": max_failed, "inputs": names}
@@ -380,7 +382,7 @@ def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
     if len(named) > 1:
         raise UserError(f"{' and '.join(named)}: both say where to compute; leave one out.")
     if workers is not None:
-        if not isinstance(workers, int) or workers < 1:
+        if type(workers) is not int or workers < 1:
             raise UserError(f"workers={workers!r}: give a number of processes of at least 1.")
         return beside.Jobs(workers, "cpu")
     if gpus is not None:
@@ -484,8 +486,11 @@ def _stamps(path: Path) -> Iterator[object]:
 # compute
 
 
-def _plain(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+def plain(value: Any) -> Any:
+    """Return the value of an option as a config has it: without paths and types of NumPy."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]:

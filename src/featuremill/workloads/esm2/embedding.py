@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import featuremill
@@ -121,11 +121,11 @@ def embed(
         UserError: if an option is invalid, a sequence (named by its index) is not a protein, or
             memory runs out for a single sequence.
     """
-    is_one = isinstance(layers, int) and isinstance(pool, str)
+    several = {"layers": _values(layers), "pool": _values(pool)}
+    is_one = not any(isinstance(value, list) for value in several.values())
     options = {
         "model": model,
-        "layers": layers if isinstance(layers, int) else list(layers),
-        "pool": pool if isinstance(pool, str) else list(pool),
+        **several,
         "per_residue": per_residue,
         "output_dtype": output_dtype,
         "dtype": dtype,
@@ -153,6 +153,12 @@ def embed(
         field.name: _together(field.type, computed.cells(field.name)) for field in computed.schema
     }
     return next(iter(features.values())) if is_one and len(features) == 1 else features
+
+
+def _values(value: Any) -> Any:
+    """Return several values as a list, and a single one as it is; numbers of NumPy become int."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
 @contextlib.contextmanager
