@@ -266,7 +266,7 @@ DAMAGES: list[Damage] = [
             f"manifest's {where}",
             flipped(manifest_of, share),
             merge=(4, MANIFEST),
-            verified="records_missing",
+            seen="records_missing",
         )
         for where, share in (("first bytes", 0.01), ("pages", 0.3), ("footer", 0.9))
     ),

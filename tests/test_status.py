@@ -31,7 +31,7 @@ from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view
 from featuremill.status.command import run as run_status
 from featuremill.status.project import ProjectReader
-from featuremill.status.reader import RunReader
+from featuremill.status.reader import RunReader, problems_of_files
 from featuremill.store import formats, journal, journal_log, lock_holder, ours, run_lock
 from featuremill.store.delivery import Accounts
 from featuremill.store.files import sealed, sha256_of
@@ -337,6 +337,15 @@ def test_another_result_of_the_same_size_is_not_done(run):
         temporary.write_bytes(result[:-1] + bytes([result[-1] ^ 1]))
     assert codes(found(run.root)) == {"output_damaged"}
     path.write_bytes(result)
+    assert found(run.root)["exit_status"] == 0
+
+
+def test_records_of_another_plan_are_not_those_of_the_plan(run):
+    records = run.records.read_bytes()
+    run.records.write_bytes(records[:20] + bytes([records[20] ^ 1]) + records[21:])
+    assert codes(found(run.root)) == {"records_missing"}
+    assert [problem.fix.again for problem in problems_of_files(run.root)] == ["plan"]
+    run.records.write_bytes(records)
     assert found(run.root)["exit_status"] == 0
 
 

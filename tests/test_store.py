@@ -512,6 +512,35 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
         store_act(tmp_path / "bad", "import", folder)
 
 
+SHORT = pa.array([b"x"] * 3)
+NO_NUMBER = pa.array([[np.nan] * 4] * 3, pa.list_(pa.float32(), 4))
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        (lambda table: None, "Parquet"),
+        (lambda table: table.set_column(0, "sha256", SHORT), "widths"),
+        (lambda table: table.set_column(1, "vector", NO_NUMBER), "a value is missing or not fin"),
+        (lambda table: pa.concat_tables([table, table]), "a payload is there twice"),
+    ],
+)
+def test_an_import_refuses_rows_that_no_run_could_take(tmp_path, store, edit, problem):
+    Run(tmp_path / "one", store).write(FORTY[:3]).finish()
+    store_act(store, "export", tmp_path / "out")
+    ((folder, (victim,)),) = ((f, f.glob("*.parquet")) for f in (tmp_path / "out").iterdir())
+    table = edit(pq.read_table(victim))
+    victim.write_bytes(b"not Parquet")
+    if table:
+        pq.write_table(table, victim)
+    card = json.loads((folder / "card.json").read_text())
+    card["files"][victim.name]["sha256"] = hashlib.sha256(victim.read_bytes()).hexdigest()
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match=f"^{victim}: .*{problem}.*; export it again"):
+        store_act(tmp_path / "theirs", "import", folder)
+    assert not parts_of(tmp_path / "theirs")
+
+
 def test_what_is_exported_and_imported_stands_in_blocks(tmp_path, store, filled, monkeypatch):
     """Nobody has to hold a whole part to read one."""
     monkeypatch.setattr(store_exchange, "BLOCK_BYTES", 100)  # of rows of 48

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from featuremill.base.arrays import not_finite
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import VERSION
@@ -29,7 +30,7 @@ from featuremill.store import shared
 from featuremill.store.files import read_json, sha256_of, write_json
 from featuremill.store.journal import part_schema
 from featuremill.store.journal_log import digest_of_file
-from featuremill.store.parts import Part, checked
+from featuremill.store.parts import Part, checked, read_columns
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.shared_index import NUM_BUCKETS, chosen, keep_index, levels_of_parts
@@ -207,14 +208,18 @@ def _take_export(store: Path, source: Path) -> None:
     for name, receipt in receipts.items():
         if Path(name).name != name or sha256_of(source / name) != sha256[name]:
             raise UserError(f"{source / name}: it is not as {CARD} lists it; copy it again.")
-        with pq.ParquetFile(source / name, pre_buffer=False) as file:
-            schema = file.schema_arrow
-            if schema.names[:1] != ["sha256"]:
-                raise UserError(f"{source / name}: it has no column sha256; export it again.")
-            num_records += file.metadata.num_rows
-            groups = map(file.read_row_group, range(file.num_row_groups))
-            batches = itertools.chain.from_iterable(group.to_batches() for group in groups)
-            _publish(store, recipe, settings, batches, schema, receipt)
+        try:
+            with pq.ParquetFile(source / name, pre_buffer=False) as file:
+                schema = file.schema_arrow
+                if schema.names[:1] != ["sha256"]:
+                    raise UserError(f"{source / name}: it has no column sha256; export it again.")
+                num_records += file.metadata.num_rows
+                groups = map(file.read_row_group, range(file.num_row_groups))
+                batches = itertools.chain.from_iterable(group.to_batches() for group in groups)
+                _publish(store, recipe, settings, batches, schema, receipt)
+        except (pa.ArrowException, IntegrityError) as problem:
+            what = f"it is no part that featuremill wrote ({problem})"
+            raise UserError(f"{source / name}: {what}; export it again.") from None
     keep_index(store, recipe)
     log.info("%s: %s of %s imported", source, counted(num_records, "record"), card.get("model"))
 
@@ -227,7 +232,11 @@ def _publish(
     schema: pa.Schema,
     receipt: Receipt,
 ) -> None:
-    """Publish a part with these rows of (sha256, values …), made as the `receipt` says."""
+    """Publish a part with these rows of (sha256, values …), made as the `receipt` says.
+
+    Raises:
+        IntegrityError: when a value is missing or not finite, or a payload is there twice.
+    """
     values = pa.schema(list(schema)[1:]).remove_metadata()
     num_rows = 0
     with tempfile.TemporaryDirectory(dir=shared.own_folder(store), prefix=".import.") as folder:
@@ -235,11 +244,15 @@ def _publish(
         with pa.ipc.new_stream(str(path), part_schema(values)) as file:
             for block in _blocks(batches, schema):
                 num = block.num_rows
+                if any(not_finite(batch).any() for batch in block.to_batches()):
+                    raise IntegrityError("a value is missing or not finite")
                 sha256 = block["sha256"].cast(pa.binary(32))
                 columns = [sha256, pa.repeat("ok", num), pa.nulls(num, pa.string())]
                 table = pa.table([*columns, *block.columns[1:]], schema=part_schema(values))
                 file.write_table(table.combine_chunks())
                 num_rows += num
+        if len(np.unique(read_columns(path)[0])) != num_rows:
+            raise IntegrityError("a payload is there twice")
         update = {"part": digest_of_file(path), "rows": num_rows, "ok": num_rows, "failed": 0}
         shared.publish(store, recipe, settings.as_json(), path, receipt.model_copy(update=update))
 

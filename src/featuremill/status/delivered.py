@@ -120,15 +120,15 @@ def _not_as_written(
         elif (size := bytes_of(path)) != about.bytes:
             what = f"{path.name}: it has {size:,} bytes, and {about.bytes:,} were written."
             yield name, "damaged", what, False
-        elif _digest_by_looks(results, path) != about.sha256:
+        elif digest_by_looks(results, path) != about.sha256:
             yield name, "damaged", f"{path.name}: {OTHER_BYTES}.", False
         elif verifies and digest_of_result(path) != about.sha256:
             yield name, "damaged", f"{path.name}: {OTHER_BYTES}.", True
 
 
-def _digest_by_looks(results: Results, path: Path) -> str:
-    """Return the digest of the result at `path`. Files are not read if they look as they did when
-    they were written."""
+def digest_by_looks(results: Results, path: Path) -> str:
+    """Return the digest of a file or folder of the run. Files are not read if they look as they did
+    when they were written."""
     digests = dict[str, str]()
     for file in files_of(path):
         name = "" if file == path else str(file.relative_to(path))

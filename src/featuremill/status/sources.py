@@ -9,6 +9,7 @@ from pathlib import Path
 from featuremill.base.errors import IntegrityError
 from featuremill.base.log import last_error
 from featuremill.status.commands import Fix, Problem, SeenBy
+from featuremill.status.delivered import digest_by_looks
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock, shared
 from featuremill.store.files import digest_at, sha256_of
@@ -29,6 +30,7 @@ from featuremill.workload import weights
 from featuremill.workload.recipe import other_versions_here
 
 CHANGED = "has changed since it was planned"
+OTHER_RECORDS = "it does not belong to plan.json"
 
 
 def check_sources(
@@ -146,8 +148,10 @@ def _check_records(
         what = "it is gone; it lists which record is where"
     elif not _is_parquet(path):
         what = "it cannot be read"
+    elif digest_by_looks(results, path) != plan.records_sha256:
+        what = OTHER_RECORDS
     elif verifies and sha256_of(path) != plan.records_sha256:
-        what, fix = "it does not belong to plan.json", Fix("plan", seen_by="nobody")
+        what, fix = OTHER_RECORDS, Fix("plan", seen_by="nobody")
     elif not is_readable:
         what, fix = "it cannot be read", Fix("plan", seen_by="nobody")
     else:
