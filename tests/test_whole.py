@@ -524,7 +524,7 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
             start_new_session=True,
         )
         try:
-            process.wait(rng.uniform(0.1, 0.9) * whole_seconds)
+            process.wait(rng.uniform(0.05, 0.5) * whole_seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
