@@ -422,7 +422,8 @@ def test_commands_are_asked_for_what_the_config_says(desk):
 def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     folder = Path("results/my")
     colours = read_json(folder / ".state" / "reported.json")["config"]
-    assert colours == {"labels.file": "labels.csv", "labels.column": "kind"}
+    of_labels = {"file": "labels.csv", "column": "kind", "id_column": ""}
+    assert colours == {f"labels.{key}": value for key, value in of_labels.items()}
     for path in (folder / "manifest.json", folder / "embeddings.parquet"):
         path.unlink()
     write(desk.folder, outputs=["npy"], max_failed=3)

@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import subprocess
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -511,7 +512,9 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()
         lines[name] = Line(tmp_path / name, environment, contigs, batch_seconds=0.02)
+    started = time.monotonic()
     lines["undisturbed"]("run")
+    whole_seconds = time.monotonic() - started
     line, num_kills = lines["killed"], 0
     for _ in range(10):
         process = line.start(
@@ -521,7 +524,7 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
             start_new_session=True,
         )
         try:
-            process.wait(rng.uniform(1, 12))
+            process.wait(rng.uniform(0.1, 0.9) * whole_seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
