@@ -1,7 +1,9 @@
 """lease: real processes, real locks, and nvidia-ml-py on a simulated node."""
 
 import contextlib
+import errno
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from nvml_node import Gpu, Slice, gpu_name
 from programs import PATIENCE_SECONDS, wait_for
 
 from featuremill.base.devices import Device
-from featuremill.lease import condition, folder
+from featuremill.lease import condition, folder, slots, turnstile
 from featuremill.lease.acquire import Lease
 from featuremill.lease.choice import Chooser
 from featuremill.lease.condition import Condition
@@ -809,6 +811,20 @@ def test_the_folder_is_for_all_users_and_of_this_machine(node_of, tmp_path, monk
     os.mkfifo(lock)
     with pytest.raises(Exception, match="not a plain file"):
         folder.open_lock(lock)
+
+
+def test_a_full_disk_is_named_with_its_file_and_a_lease_needs_no_note(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    queue = tmp_path / "turnstile"
+    with pytest.raises(OSError, match=re.escape(str(queue))), turnstile.turn(queue, None, int):
+        pass
+    slot = slots.take(tmp_path, "GPU-0", 1).slot
+    slot.note()
+    assert [holder.device for holder in slots.holders(tmp_path)] == ["GPU-0"]
+    slot.close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")

@@ -52,8 +52,9 @@ class Slot(NamedTuple):
             user = str(os.getuid())
         command = _command() if command is None else command[:MAX_COMMAND]
         facts = {"pid": pid or os.getpid(), "user": user, "since": time.time(), "command": command}
-        os.ftruncate(self.descriptors[0], 0)
-        os.pwrite(self.descriptors[0], json.dumps(facts).encode(), 0)
+        with contextlib.suppress(OSError):  # the disk is full
+            os.ftruncate(self.descriptors[0], 0)
+            os.pwrite(self.descriptors[0], json.dumps(facts).encode(), 0)
 
 
 def _command() -> str:

@@ -70,7 +70,10 @@ class _Ticket:
                     "all places in the queue for GPUs are taken; see who has "
                     f"{self._path} open, or name another folder in {LEASE_FOLDER}."
                 )
-        os.pwrite(self._descriptor, str(number).encode(), 0)
+        try:
+            os.pwrite(self._descriptor, str(number).encode(), 0)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         return number
 

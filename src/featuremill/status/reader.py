@@ -8,7 +8,6 @@ plan changes, and once a minute.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from featuremill.status.sources import (
     shown,
 )
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
-from featuremill.store import lock_holder, run_lock
+from featuremill.store import command_line, lock_holder, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Group, Reason, read_list
 from featuremill.store.plan import Plan
@@ -48,8 +47,6 @@ MOST_FAILING_PARTS = 100
 MOST_PARTS_A_POLL = 5
 """Such parts that a poll reads, so that the first poll of a run with many failures is short."""
 MOST_REASONS = 10
-_OVERRIDDEN = {"--config", "-C"}
-"""Options of Snakemake that override the config."""
 
 
 @contextlib.contextmanager
@@ -150,14 +147,19 @@ class RunReader:
         """Return the problem that the files are not those of the config, or of the last start of
         the run, and why making its weights failed."""
         root, folder, owner = self._results.root, state.folder, state.activity.owner
-        config, who = self._config, str(self._typed)
+        config, last, who = self._config, None, str(self._typed)
         working = run_lock.working_folder(root)
-        if owner and (not config or _OVERRIDDEN & {*shlex.split(owner.command)}):
-            config, who = find_run(self._results), f"the last start ({owner.command})"
+        overridden = command_line.overridden(owner.command) if owner else set()
+        if owner and (not config or overridden):
+            last, who = find_run(self._results), f"the last start ({owner.command})"
+            if config and last and overridden <= {*Run.model_fields} - {"workload"}:
+                config = config.model_copy(update={key: getattr(last, key) for key in overridden})
+            else:
+                config = last
         if not config:
             return []
         changes = products.outdated(config, root, plan, working)
-        is_typed = config is self._config  # else the labels of a report may have been typed
+        is_typed = config is not last  # else the labels of a report may have been typed
         of_report = products.changes_of_report(config, root, working) if is_typed else ()
         if of_report:
             state.delivery = state.delivery._replace(reported="older")

@@ -46,7 +46,9 @@ RESULTS, GPUS, DEVICES = OWN = ("--results", "--gpus", "--devices")
 """Options of `featuremill run` with a value that Snakemake does not get."""
 STRICT = "--strict"
 """The same without a value."""
-NAMING = {"--configfile", "--configfiles", "--config", "-C"}
+OVERRIDING = {"--config", "-C"}
+"""Snakemake's options that override keys of the config."""
+NAMING = {"--configfile", "--configfiles"} | OVERRIDING
 """Options whose values may look like targets."""
 NAMING_ONE = {
     *("--directory", "-d", "--snakefile", "-s", "--profile", "--workflow-profile"),
@@ -164,6 +166,17 @@ def value_of(names: Collection[str], words: Sequence[str]) -> str:
         if name in names:
             return value if has_value else following
     return ""
+
+
+def overridden(command: str) -> set[str]:
+    """Return the keys of the config that a typed `command` overrides."""
+    keys, option = set[str](), ""
+    for word in shlex.split(command):
+        if word.startswith("-"):
+            option = word
+        elif option in OVERRIDING:
+            keys.add(word.partition("=")[0])
+    return keys
 
 
 def _end_of_options(words: Sequence[str]) -> int:
