@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import batch_commands
+import debian
 import pytest
 import snakemake_executor_plugin_cluster_generic  # noqa: F401  (a recipe needs it)
 import snakemake_storage_plugin_fs  # noqa: F401  (stands for S3)
@@ -106,10 +107,11 @@ def test_a_run_goes_on_after_its_snakemake(tmp_path, environment, gpu_node, syst
     process = workflow.start(*workflow.by_jobs)
     wait_for(lambda: len(workflow.jobs("extract")) == 2, 200)
     wait_for(workflow.spans_file.exists, 200)
+    states = [job / "state" for job in workflow.jobs("extract")]
+    wait_for(lambda: {state.read_text() for state in states} == {"RUN"})
     process.send_signal(number)
     process.communicate(timeout=200)
     if number == signal.SIGINT:
-        states = [job / "state" for job in workflow.jobs("extract")]
         wait_for(lambda: {state.read_text() for state in states} == {"EXIT"})
     workflow(*workflow.by_jobs)
     assert workflow.counts()["ok"] == 20
@@ -137,6 +139,7 @@ def test_a_default_storage_is_refused(tmp_path, environment):
 @pytest.mark.slow
 def test_the_workflow_of_the_docs_fetches_and_delivers(tmp_path, environment):
     """With the plugin for folders in place of the one for S3."""
+    debian.install("rsync")
     (snakefile,) = re.findall("```snakemake\n(storage archive.*?)```", PAGE, re.DOTALL)
     for old, new in (('"s3"', '"fs"'), ("s3://lab/", "lab/"), ("path/to/featuremill", str(ROOT))):
         assert old in snakefile
