@@ -378,7 +378,7 @@ def test_a_head_from_elsewhere_whose_tensors_change_is_no_head_any_more(desk):
     assert look()[0] == 1
 
 
-@pytest.mark.parametrize("key", ["options", "inputs", "translate"])
+@pytest.mark.parametrize("key", ["options", "inputs", "translate", "target"])
 def test_an_older_copy_of_results_is_not_what_snakemake_has_recorded(tmp_path, environment, key):
     """The checksums that it recorded are those of the results that the copy replaced: the input
     has them, and plan.json once it is written."""
@@ -393,8 +393,9 @@ def test_an_older_copy_of_results_is_not_what_snakemake_has_recorded(tmp_path, e
     run = ("featuremill", "run", "my.yaml", "-c", "2")
     desk.type(*run, "merge")
     shutil.copytree(root, tmp_path / "copy")
-    if key == "options":
-        (tmp_path / "my.yaml").write_text(yaml.safe_dump(config | {key: {"hydropathy": False}}))
+    if key in ("options", "target"):
+        other = config | {"options": {"hydropathy": False}}
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(other))
     else:
         (tmp_path / "in.fa").write_text(fasta(records[:5]))
     desk.type(*run, "merge")
@@ -402,7 +403,7 @@ def test_an_older_copy_of_results_is_not_what_snakemake_has_recorded(tmp_path, e
     shutil.rmtree(root)
     (tmp_path / "copy").rename(root)
     assert "Nothing to be done" not in desk.type(*run, "-n").text
-    desk.type(*run, "merge")
+    desk.type(*run, "results/my/embeddings.parquet" if key == "target" else "merge")
     again = Results(root).find_delivery()
     assert again.is_of(Results(root).read_plan())
     assert (again.recipe, again.counts) == (newest.recipe, newest.counts)

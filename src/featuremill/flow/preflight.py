@@ -54,9 +54,8 @@ def prepare(workflow: Any, run: Run) -> None:
         reruns.rerun_without_inputs(run)
         reruns.convert_lost_weights(workflow, run)
         reruns.rerun_damaged(run.folder, needs_plan=is_whole)
-        if is_whole:
-            reruns.rerun_for_config(workflow, run)
-            reruns.rerun_older_results(run)
+        reruns.rerun_for_config(workflow, run)
+        reruns.rerun_older_results(run)
     check_times(run)
 
 

@@ -265,8 +265,7 @@ def warn_of_reruns(workflow: Any, run: Run, needs_plan: bool) -> None:
     if needs_plan and plan is None and folder.delivery.exists():
         log.warning(f"{run.folder}: plan.json is gone. {AGAIN[True]}")
     rerun_damaged(run.folder, needs_plan, is_dry=True)
-    if needs_plan:
-        rerun_older_results(run, is_dry=True)
+    rerun_older_results(run, is_dry=True)
     if others := other_versions(run):
         log.warning(
             f"{run.folder}: here is {others}: a run plans and computes it anew, which a dry run "
