@@ -133,7 +133,7 @@ def test_embed_gets_smaller_batches_too(verbs, narrow):
     whole, expected = embed(sequences)
     assert (whole.returncode, whole.stdout.strip()) == (0, ""), whole.stderr
     done, found = embed(sequences, CRAMPED_MB="160")
-    assert done.stdout.strip() == "out of memory: a batch of up to 50,000 tokens did not fit; g"
+    assert done.stdout.strip() == "out of memory: a batch of up to 50,000 tokens did not fit; c"
     assert found == expected
     assert done.returncode == 1
     assert "memory ran out for one sequence of 120,000 residues" in done.stderr
