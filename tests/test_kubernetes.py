@@ -90,6 +90,7 @@ def test_a_run_in_pods(tmp_path, environment, gpu_node):
     environment = {**environment, **node.environment}
     environment["PYTHONPATH"] += os.pathsep + str(PROFILE / "plugin")
     workflow = GpuWorkflow(volume, environment, node, 3, batch_seconds=5, batch_records=5)
+    workflow.is_forked = False  # Snakemake finds the plugin of the profile when it starts
     cluster = Cluster(api, workflow.environment, node.uuids)
     cluster.failing = {"POST /apis/batch": 1, "/status": 1, "labelSelector": 1}
     workflow.environment = {**workflow.environment, "KUBECONFIG": str(cluster.kubeconfig)}
