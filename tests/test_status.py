@@ -349,6 +349,15 @@ def test_records_of_another_plan_are_not_those_of_the_plan(run):
     assert found(run.root)["exit_status"] == 0
 
 
+def test_another_list_of_failures_of_the_same_size_is_not_done(run):
+    path = run.root / "failed.tsv"
+    text = path.read_bytes()
+    path.write_bytes(text[:-2] + b"?" + text[-1:])
+    assert codes(found(run.root)) == {"output_damaged"}
+    path.write_bytes(text)
+    assert found(run.root)["exit_status"] == 0
+
+
 def test_verify_finds_bytes_that_changed_without_a_write(run):
     path = vectors_of(run)
     line = {"name": path.name, "sha256": sha256_of(path)}

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard
-from featuremill.store import ours
+from featuremill.store import ours, state
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.formats import (
     FAILED,
@@ -23,7 +23,6 @@ from featuremill.store.formats import (
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
-from featuremill.store.state import known_sha256_of
 
 MANIFEST = "manifest.json"
 OTHER_BYTES = "its bytes are not those that were written"
@@ -83,7 +82,7 @@ def read_delivery_state(
             path = root / name
             if not path.exists():
                 problems.append(Problem("output_missing", f"{name}: it is gone.", Fix("merge")))
-            elif (known := ours.latest(path)) and known["seen"][0] != path.stat().st_size:
+            elif state.damaged([str(path)]):
                 what = f"{name}: it was changed since featuremill wrote it."
                 problems.append(Problem("output_damaged", what, Fix("merge")))
         merged = "damaged" if problems else "yes"
@@ -136,7 +135,7 @@ def digest_by_looks(results: Results, path: Path) -> str:
         if last and last["seen"] == ours.looks(file):
             digests[name] = last["sha256"]
         else:
-            digests[name] = known_sha256_of(file, results.store)
+            digests[name] = state.known_sha256_of(file, results.store)
     return digest_of_result(path, digests)
 
 
