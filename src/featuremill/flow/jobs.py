@@ -139,15 +139,15 @@ merge holds hardly grows."""
 PLAN_MINUTES_A_GB, MERGE_MINUTES_A_GB = 10.0, 5.0
 """Measured were 0.8 for plan; some cluster's file systems are ten times slower."""
 COMPRESSION = 4
-"""Of a compressed input."""
+"""Assumed bytes of an input for each byte of its compressed file."""
 DELIVER_MB, DELIVER_MINUTES_A_GB = 3000, 5.0
-"""It holds the identities of two shards, and a few blocks of values."""
+"""A delivering job holds the identities of two shards, and a few blocks of values."""
 BASE_MINUTES = 15
-"""Of any job: to start, to wait for a file system, to end."""
+"""Minutes that any job may need to start, to wait for a file system and to end."""
 UNKNOWN_MINUTES = 60
-"""Of a shard where nothing is known of the workload's speed."""
+"""Minutes of a shard if the speed of its workload is unknown."""
 SAFETY = 2.0
-"""On top of the slowest speed that is known or assumed."""
+"""Factor of the time that a shard takes at the slowest speed that is known or assumed."""
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that no profile names: limits by it are too long rather than too short."""
 

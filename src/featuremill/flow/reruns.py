@@ -28,8 +28,8 @@ from featuremill.store.plan import SHARDS_A_SLOT
 from featuremill.store.results import Results
 from featuremill.workload import recipe, weights
 
-REPLACED = {"input_changed", "option_changed"}
-"""Problems of files that were planned and have another content now."""
+WITHOUT_PLAN = {"input_changed", "option_changed", "output_damaged"}
+"""Problems that count where the target may need no plan: a file has another content now."""
 BEFORE_ALL = (1, 1)
 """Access and modification times of an output that is out of date, before those of any input."""
 AGAIN = ("This is made again.", "A run makes it again.")
@@ -150,10 +150,10 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
         internals.compare_times_of([folder.plan, folder.delivery])
     problems = [problem for problem in problems if problem.fix.seen_by == "start"]
     if not needs_plan:
-        problems = [each for each in problems if each.code in {*REPLACED, "output_damaged"}]
+        problems = [each for each in problems if each.code in WITHOUT_PLAN]
     if not problems:  # a plan of many shards takes a while to read
         return
-    plan = folder.find_plan()
+    plan, delivery = folder.find_plan(), folder.find_delivery()
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
     for problem in problems:
         if problem.fix.again == "merge" and not has_parts:
@@ -163,7 +163,6 @@ def rerun_damaged(results: str, needs_plan: bool = True, is_dry: bool = False) -
         if is_dry:
             continue
         if not needs_plan:
-            delivery = folder.find_delivery()
             written = delivery.outputs if delivery and problem.code == "output_damaged" else {}
             make_older([folder.root / name for name in written] or [folder.plan])
             continue

@@ -64,8 +64,8 @@ def refusing_what_cannot_be_read(run_folder: Path) -> Iterator[None]:
 
 
 def problems_of_files(root: Path) -> list[Problem]:
-    """Return the problems of the planned run in `root` that need a rerun. No values are read, no
-    results are hashed.
+    """Return the problems of the planned run in `root` that need a rerun. No values are read; only
+    files that look different are hashed.
 
     Raises:
         UserError: if the run's files cannot be read.
