@@ -351,6 +351,25 @@ def test_a_child_that_the_workload_forked_ends_with_its_worker(verbs, letters, m
     wait_for(lambda: not any(map(is_running, pids)))
 
 
+def test_a_child_that_starts_after_the_end_of_its_parent_ends(environment):
+    """The kernel signals a child only for an end that comes after the child asked for it."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from featuremill.extract import worker\n"
+        "def outlive_parent():\n"
+        "    while os.getppid() == parent: time.sleep(0.001)\n"
+        "os.register_at_fork(after_in_child=outlive_parent)\n"
+        "worker.end_children_with_their_parent(os.dup(2))\n"
+        "parent = os.getpid()\n"
+        "if not os.fork(): sys.exit('outlived its parent')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    words = [sys.executable, "-c", code]
+    # The pipe ends when the child has ended, too.
+    ended = subprocess.run(words, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, "")
+
+
 def test_two_batches_in_flight_when_a_worker_dies_are_both_tried_alone(verbs):
     """The device's orders are given ahead: whose fault it was, nobody can tell."""
     computed = verbs.folder / "computed.txt"

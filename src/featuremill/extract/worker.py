@@ -121,7 +121,7 @@ def main() -> int:
     # Output of libraries must not mix with the events: their standard output is standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    os.register_at_fork(after_in_child=partial(_leave_with_worker, events.fileno()))
+    end_children_with_their_parent(events.fileno())
     late_pandas.set_up()
     try:
         Worker(job, events).run()
@@ -149,11 +149,21 @@ def main() -> int:
     return 0
 
 
-def _leave_with_worker(events: int) -> None:
-    """In a child that the workload forked: end with this process, and close `events`, because the
-    supervisor reads the events to their end and a child may hang."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), events, inheritable=False)
-    this_process.die_with_parent(os.getppid(), signal.SIGKILL)
+def end_children_with_their_parent(events: int) -> None:
+    """Let each process that the workload forks end with the process that forked it, and close the
+    descriptor `events` in it: the supervisor reads the events to their end, and a child may hang.
+    """
+    parent = os.getpid()
+
+    def note_parent() -> None:
+        nonlocal parent
+        parent = os.getpid()  # before the fork: the child may start after its parent's end
+
+    def in_child() -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), events, inheritable=False)
+        this_process.die_with_parent(parent, signal.SIGKILL)
+
+    os.register_at_fork(before=note_parent, after_in_child=in_child)
 
 
 def _weights_of(job: Job) -> Weights | None:

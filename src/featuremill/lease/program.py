@@ -25,11 +25,12 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; leave now if it has died already.
+    """Ask the kernel for `signal_number` when the parent dies; send it now if it has died already.
 
-    Linux only; elsewhere an orphan ends at its next write to the parent's pipe.
+    An exception would be lost in code that Python runs at a fork. Linux only; elsewhere an orphan
+    ends at its next write to the parent's pipe.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent_pid:
-        sys.exit(128 + signal_number)
+        os.kill(os.getpid(), signal_number)
