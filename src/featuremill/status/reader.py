@@ -161,9 +161,8 @@ class RunReader:
         of_report = products.changes_of_report(config, root, working) if is_typed else ()
         if of_report:
             state.delivery = state.delivery._replace(reported="older")
-        is_merged = state.delivery.is_merged
         problem = outdated.problem_of_config(
-            config, plan, self._results, is_merged, of_report, working
+            config, plan, self._results, state.delivery.is_merged, of_report, working
         )
         if problem is None:
             return []
