@@ -31,7 +31,7 @@ def prepare(workflow: Any, run: Run) -> None:
     is_imported = internals.is_imported(workflow)
     is_whole = not (is_imported or refusals.asks_for_less(run.folder))
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
-        reruns.warn_of_reruns(workflow, run, needs_plan=is_whole)
+        reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if not internals.is_main(workflow) or not internals.executes(workflow) or is_done:
         return
@@ -52,13 +52,10 @@ def prepare(workflow: Any, run: Run) -> None:
             write_run(run)
         if internals.only_touches():
             return
-        reruns.replan_for_other_versions(workflow, run)
         reruns.rerun_without_inputs(run)
         convert_another_checkpoint(workflow, run)
         reruns.convert_lost_weights(workflow, run)
-        reruns.rerun_damaged(run.folder, needs_plan=is_whole)
-        reruns.rerun_for_config(workflow, run)
-        reruns.rerun_older_results(run)
+        reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
         remove_other_exports(run)
     check_times(run)
 
