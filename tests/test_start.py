@@ -18,7 +18,7 @@ from programs import Desk
 from featuremill import config, step
 from featuremill.__main__ import main
 from featuremill.config import project
-from featuremill.flow import preflight, refusals, reruns
+from featuremill.flow import refusals, reruns
 from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
 from featuremill.workloads.esm2 import sources
@@ -214,7 +214,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     def is_kept(methods=()):
         json_path.touch()
         settings = SimpleNamespace(deployment_method=methods)
-        reruns.convert_lost_weights(SimpleNamespace(deployment_settings=settings), run)
+        reruns.reconvert_weights(SimpleNamespace(deployment_settings=settings), run)
         return json_path.exists()
 
     json_path.write_bytes(said_of_it)
@@ -247,7 +247,7 @@ def test_an_older_checkpoint_and_older_weights_are_converted_and_planned_again(f
 
     def look():
         os.utime(plan)
-        preflight.convert_another_checkpoint(workflow, run)
+        reruns.reconvert_weights(workflow, run)
         assert path.exists() != reruns.awaits_rerun(plan)
         return path.exists()
 

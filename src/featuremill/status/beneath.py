@@ -1,5 +1,5 @@
-"""Progress that `featuremill run` shows itself: on a terminal the screen of `top` beneath the lines
-of all jobs, elsewhere a line of totals now and then."""
+"""The progress that `featuremill run` shows: on a terminal the screen of `top` beneath the lines of
+all jobs, elsewhere a line of totals at intervals."""
 
 from __future__ import annotations
 

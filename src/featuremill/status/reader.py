@@ -124,10 +124,10 @@ class RunReader:
         return state
 
     def needing_rerun(self) -> list[Problem]:
-        """Return what has to run again for the run to be what the config asks for.
+        """Return the problems for which the start of a run reruns a command.
 
-        No values are read; only files that look different are hashed. Files that cannot be read
-        are left to the commands, which report them.
+        No values are read; only files whose size, times or inode differ are hashed. Files that
+        cannot be read are left to the commands, which report them.
         """
         assert self._config
         state, results = RunState(folder=self._run_folder), self._results
@@ -143,8 +143,8 @@ class RunReader:
         return problems
 
     def _changes(self, state: RunState, plan: Plan) -> list[Problem]:
-        """Return the problem that the files are not those of the config, or of the last start of
-        the run, and why making its weights failed."""
+        """Return the problem that the files were made from another config than the typed one, or
+        than that of the last start, and the error of the job that made its weights."""
         root, folder, owner = self._results.root, state.folder, state.activity.owner
         config, last, who = self._config, None, str(self._typed)
         working = run_lock.working_folder(root)
@@ -373,7 +373,6 @@ def _set_commands(state: RunState, results: Results, commands: Commands) -> None
 
 
 def _needs(state: RunState, results: Results, in_the_way: list[Problem]) -> Need:
-    """Return what the user has to do: nothing while Snakemake runs, or when all is done."""
     if state.is_running:
         return ""
     if state.exit_status == DONE:
