@@ -195,12 +195,12 @@ def _name_folder(parsed: argparse.Namespace) -> None:
 
 
 def _about(parsed: argparse.Namespace) -> str:
-    """Return which of several sets of features a job of the workflow is about."""
+    """Return the name of the set of features of a job; "" for that of a single run."""
     if parsed.verb not in ("plan", "extract", "merge"):
         return ""
     from featuremill.store import run_lock
 
-    return run_lock.set_of(parsed.run_folder)
+    return run_lock.name_of(parsed.run_folder).partition("/")[2]
 
 
 def _answer_interrupts(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:

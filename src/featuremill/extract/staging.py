@@ -1,8 +1,5 @@
-"""Copy weights once to a local disk of the node, for all jobs of the node.
-
-The environment variable FEATUREMILL_STAGE is the folder. A copy is used only if it has the sha256
-of the recipe.
-"""
+"""Copies of weights on a local disk of the node (FEATUREMILL_STAGE), made once for all jobs of the
+node. A copy is used only if it has the sha256 of the recipe."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ MOST_OF_MEMORY = 0.5
 be evicted before they are used."""
 
 
-def start(workload: Workload, devices: Sequence[Device]) -> None:
+def prepare_load(workload: Workload, devices: Sequence[Device]) -> None:
     """Start preparations for `load` on threads, while torch is imported; return at once."""
     if devices[0].kind == "cuda" and "torch" in workload.Options.PACKAGES:
         CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # before CUDA is initialised
@@ -90,8 +90,8 @@ def _read(path: Path) -> None:
 
 
 def peak_memory_mb(devices: Sequence[Device]) -> int:
-    """Return the peak memory in MiB: of the fullest device, or of the process on a CPU; 0 for a
-    workload on a GPU that computes without torch."""
+    """Return the peak memory in MiB of the fullest GPU (0 without torch), or on a CPU of the
+    process."""
     if devices[0].kind == "cuda":
         torch = sys.modules.get("torch")
         if torch is None:
@@ -167,7 +167,6 @@ def end_children_with_their_parent(events: int) -> None:
 
 
 def _weights_of(job: Job) -> Weights | None:
-    """Return the job's weights; UserError if they are not those of the recipe."""
     if job.weights is None:
         return None
     weights_here = weights_command.read(Path(job.weights), job.settings.workload)
@@ -179,9 +178,7 @@ def _weights_of(job: Job) -> Weights | None:
     return weights_here
 
 
-class _ToUser(logging.Handler):
-    """Forwards the workload's warnings to the supervisor."""
-
+class _ForwardWarnings(logging.Handler):
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._warn = warn
@@ -210,14 +207,12 @@ def _say(events: TextIO, event: str, **facts: Any) -> None:
 
 
 class Worker:
-    """One shard's extraction in this process."""
-
     def __init__(self, job: Job, events: TextIO) -> None:
         self.job = job
         self.events = events
         folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings.workload)
-        start(self.workload, job.devices)
+        prepare_load(self.workload, job.devices)
         self.devices = with_processors(job.devices)
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
@@ -235,7 +230,12 @@ class Worker:
             plugin_errors.batch_cost_of(name, self.workload, self.options, self.devices[0]),
         )
         self.shard = Shard(rows, self.journal, values, name)
-        self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
+        self.queue = Queue(
+            self.costs,
+            self.journal.batch_cost,
+            job.cost_unit,
+            lambda sentence: self._warn(f"{self._device_name}: {sentence}"),
+        )
         self.watch = Watch(job.stall_seconds, job.stacks)
         stages = ("start", "load", "compute", "prepare", "run", "write")
         self.seconds = dict.fromkeys(stages, 0.0)
@@ -269,8 +269,8 @@ class Worker:
         solo = [row for row in self.job.solo if row < len(self.costs) and row not in skip]
         skip.update(solo)
         planned = make_batches(self.costs, self.journal.batch_cost)
-        # The cheapest batch is first: it measures the device before an expensive batch could count
-        # as hung. The others keep their order, also in a resumed part.
+        # The cheapest batch is first: it measures the device, so that an expensive batch does not
+        # count as hung. The others keep their order, also in a resumed part.
         ordered = planned[-1:] + planned[:-1]
         left = [rows for batch in ordered if (rows := [r for r in batch if r not in skip])]
         self.queue.add(left)
@@ -282,7 +282,7 @@ class Worker:
     def _load(self) -> None:
         refuse_without_packages(type(self.options))
         start = time.monotonic()
-        logging.getLogger("featuremill").addHandler(_ToUser(self._warn))
+        logging.getLogger("featuremill").addHandler(_ForwardWarnings(self._warn))
         loading.watched_by(self._loads)
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
@@ -328,7 +328,7 @@ class Worker:
             self.shard,
             self.queue,
             self.watch,
-            self._note,
+            lambda text: _say(self.events, "note", message=text),
             len(self.devices),
         )
         self.pipeline = pipeline
@@ -348,15 +348,9 @@ class Worker:
     def _device_name(self) -> str:
         return ", ".join(device.name for device in self.devices)
 
-    def _warn_of_memory(self, sentence: str) -> None:
-        self._warn(f"{self._device_name}: {sentence}")
-
     def _warn(self, sentence: str) -> None:
         self.warnings.append(sentence)
         _say(self.events, "warning", message=sentence)
-
-    def _note(self, text: str) -> None:
-        _say(self.events, "note", message=text)
 
     def _tell_progress(self) -> None:
         now = time.monotonic()

@@ -78,7 +78,7 @@ def claim_run(results: str, **about: Any) -> None:
         return
     run_lock.CLAIMED[path] = file
     last = run_lock.read(Path(results))
-    was_here = last is not None and last.is_of_this_start()
+    was_here = last is not None and last.was_since_boot()
     stale = internals.locks_on(results)
     if was_here:
         for lock in stale:

@@ -97,8 +97,6 @@ class DeviceNow:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A shard that a job computes."""
-
     shard: str
     state: str
     """running or unclear, as in status."""
@@ -122,11 +120,9 @@ class Job:
     oom_splits: int = 0
     cpu_percent: float | None = None
     memory_mb: float | None = None
-    """The memory of the worker process."""
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it holds a device."""
         return bool(self.devices) and self.stage != "wait"
 
     @property
@@ -185,7 +181,6 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
 
 
 def devices_of(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
-    """Return the devices in the telemetry of a job, with the values of its last sample."""
     measured = {entry.get("uuid"): entry for entry in sample.get("devices", [])}
     gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")
     devices = []
@@ -210,7 +205,6 @@ class TimeLeft(NamedTuple):
     job_seconds: float
     """The time with one job after the other."""
     jobs: int
-    """Number of jobs that compute now."""
     parts: int
     """Number of finished parts that the estimate is based on."""
     longest_seconds: float = 0.0

@@ -50,7 +50,6 @@ def is_computed(results: str) -> bool:
 
 
 def is_merged(results: str) -> bool:
-    """Return whether there are results of the last plan."""
     folder = Results(Path(results))
     plan, delivery = folder.find_plan(), folder.find_delivery()
     return bool(plan and delivery and delivery.is_of(plan))
@@ -167,7 +166,6 @@ def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Return whether `path` exists and has a later modification time than `than`."""
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
@@ -212,7 +210,6 @@ def _check_records(
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return whether the file has the first and last bytes of a complete Parquet file."""
     size = path.stat().st_size
     if size < 12:
         return False

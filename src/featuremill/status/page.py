@@ -37,17 +37,12 @@ class Stretch(NamedTuple):
     """The measurements of one device in a stretch of time; None is unknown."""
 
     use: float | None
-    """The mean utilisation, in percent."""
     memory_mb: float | None
-    """The largest memory."""
     celsius: float | None
-    """The highest temperature."""
     samples: int = 1
 
 
 class Page:
-    """The page at `path`."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._curves = Curves()

@@ -8,6 +8,7 @@ plan changes, and once a minute.
 from __future__ import annotations
 
 import contextlib
+import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,6 @@ from featuremill.workload import know_reasons
 IN_LOGS = {"crash", "hang", "error"}
 """Kinds of failures that a shard's log explains further."""
 TRACES = ("plan.json", "store", "receipts", "records.parquet", "manifest.json")
-"""Files that a run writes into its folder."""
 REREAD_SECONDS = 60.0
 """Seconds between two readings of all shards."""
 MOST_FAILING_PARTS = 100
@@ -183,7 +183,7 @@ class RunReader:
         root, store = self._results.root, self._results.store
         last = run_lock.read(root)
         is_running = lock_holder.is_held(run_lock.path_of(root))
-        is_elsewhere = last is not None and not last.is_of_this_machine()
+        is_elsewhere = last is not None and last.host != platform.node()
         is_merging = bool(lock_holder.is_held(store / "merge.lock"))
         # A merge holds plan's lock too.
         is_planning = bool(lock_holder.is_held(store / "plan.lock")) and not is_merging
@@ -207,7 +207,6 @@ class RunReader:
             """The failed rows of each part that was read."""
 
     def _set_progress(self, state: RunState, plan: Plan) -> None:
-        """Set the shards, the jobs, the time left and the jobs that failed."""
         state.plan, state.shards = plan, [*self._shards.by_name.values()]
         active = [shard for shard in state.shards if shard.state in ("running", "unclear")]
         state.jobs = [job_of(shard, self._tail(shard.name)) for shard in active]
@@ -258,7 +257,6 @@ class RunReader:
         state.reasons = [Group(*reason, number) for reason, number in commonest]
 
     def _read_unplanned(self, state: RunState) -> None:
-        """Set the problems that left a run without a plan."""
         root = self._results.root
         if not is_run(root):
             if not root.is_dir():

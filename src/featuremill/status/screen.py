@@ -34,7 +34,6 @@ QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
 MOST_REASONS = 4
 MOST_NAME = 32
 GAP = 2
-"""Spaces between two columns."""
 LEAST_NAME = 12
 """Characters of a device's name that are always shown, such as GPU 0 (3a9f)."""
 LEFT_OUT = ("W", "USE", "LEFT", "SHARD", "MEMORY", "°C")

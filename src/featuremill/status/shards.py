@@ -40,9 +40,7 @@ class Work(NamedTuple):
     """The progress of an unfinished part."""
 
     batches: int = 0
-    """Number of committed batches."""
     rows: int = 0
-    """Number of rows in committed batches."""
     last_commit: str | None = None
     """The time of the last write to the journal: ISO 8601, UTC."""
     holder: Holder = Holder()
@@ -65,7 +63,6 @@ class Shard(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Number of committed rows of an unfinished shard."""
         return (self.work.rows or 0) if self.work else 0
 
     @property

@@ -52,8 +52,12 @@ def files_below(folder: Path) -> list[str]:
         OSError: it, or a folder in it, cannot be read.
         UserError: a name is not in UTF-8.
     """
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
     listed = []
-    for inside, folders, names in os.walk(folder, onerror=_raise):
+    for inside, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if name[0] != "."]
         paths = [Path(inside, name) for name in names if name[0] != "."]
         listed += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
@@ -61,10 +65,6 @@ def files_below(folder: Path) -> list[str]:
         if not name.isascii() and (shown := os.fsencode(name).decode("utf-8", "replace")) != name:
             raise UserError(f"{folder}: the name of {shown} in it is not in UTF-8; rename it.")
     return sorted(listed)
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
 
 
 def digest_at(path: Path, *others: Path, digest: Callable[[Path], str] = sha256_of) -> str:
@@ -118,7 +118,9 @@ def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
         yield temporary
         if is_synced:
             sync(temporary)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from the group
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp's 0600 would hide results from the group
         temporary.replace(path)
         if is_synced:
             sync(path.parent)
@@ -154,7 +156,7 @@ def temporary_file(path: Path) -> Path:
 
 
 def temporary_folder(path: Path) -> Path:
-    """The same of a folder."""
+    """Make an empty temporary folder beside `path` and return it, like `temporary_file`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.")
     return _certified(Path(new), path.name)
@@ -171,8 +173,8 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def remove_left(path: Path) -> None:
-    """Remove the temporary files and folders of killed processes that were to become `path`. The
-    caller has the only process that writes it."""
+    """Remove the temporary files and folders that killed processes left of `path`. No other process
+    may be writing it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if is_temporary(left):
             remove(left)
@@ -180,11 +182,7 @@ def remove_left(path: Path) -> None:
 
 def is_temporary(path: Path) -> bool:
     """Return whether `replacing`, `replacing_folder` or `scratch` made the file or folder at
-    `path`.
-
-    Its name holds a digest of its inode. No file of others has such a name, and a copy of it has
-    another inode.
-    """
+    `path`: its name has a digest of its inode, which no other file and no copy has."""
     named = TEMPORARY.fullmatch(path.name)
     try:
         return named is not None and named[2] == _mark(named[1], path.lstat().st_ino)
@@ -233,7 +231,7 @@ def sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `path`; None when it is not there or not valid."""
+    """Return the JSON object in the file `path`; None if the file is missing or invalid."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -248,12 +246,10 @@ def write_json(path: Path, value: Any, is_synced: bool = True) -> None:
 
 
 def as_text(value: Any) -> str:
-    """Return `value` as JSON that people can read."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON object `value` with a digest of itself."""
     return {**value, SEAL: seal_of(value)}
 
 
@@ -261,12 +257,6 @@ def seal_of(value: Mapping[str, Any]) -> str:
     """Return the digest of the JSON object `value` for its key SEAL."""
     canonical = json.dumps(value, sort_keys=True)
     return digest_of([canonical.encode()])
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 Number = int | float
@@ -298,9 +288,9 @@ class JsonFile(Record):
         """Return the content of the file `path`.
 
         Raises:
-            FileNotFoundError: when there is none.
-            IntegrityError: when it is not what was written.
-            UserError: when a newer featuremill wrote it.
+            FileNotFoundError: there is none.
+            IntegrityError: it is not what was written.
+            UserError: a newer featuremill wrote it.
         """
         content = cls._parsed(path)
         if content is None:
@@ -309,10 +299,10 @@ class JsonFile(Record):
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Return the content of the file `path`; None when it is not there or damaged.
+        """Return the content of the file `path`; None if it is missing or damaged.
 
         Raises:
-            UserError: when a newer featuremill wrote it.
+            UserError: a newer featuremill wrote it.
         """
         try:
             return cls._parsed(path)

@@ -1,4 +1,4 @@
-"""A store that runs and people share: finished parts by recipe, in folders of their publishers.
+"""A store of finished parts that runs and people share: by publisher, then by recipe.
 
 <store>/<user>/<recipe>/recipe.json       the settings that the recipe is the digest of
 <store>/<user>/<recipe>/<part>.arrows     a part, named by the digest of its bytes
@@ -7,8 +7,8 @@
 <store>/<user>/<recipe>/remote/<digest>/  a copy of the index of a remote store (remote.py)
 <store>/<user>/runs/<run>.json            which parts a run of this user refers to
 
-A part is written once and is read-only, and only a publisher changes the own folder. So no process
-waits for another one, and no user can remove another user's parts.
+A part is written once and is read-only, and only its publisher changes a publisher's folder. So no
+process waits for another one, and no user can remove another user's parts.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def is_remote(layer: str) -> bool:
 
 
 def user() -> str:
-    """Return the name of this user, which is the name of the publisher's folder."""
+    """Return the name of this user, and so of the user's folder in a store."""
     with contextlib.suppress(KeyError):  # a container may have no name
         return pwd.getpwuid(os.geteuid()).pw_name
     return str(os.geteuid())
@@ -140,7 +140,7 @@ class Shelf(NamedTuple):
         return {name.removesuffix(".arrows"): self.folder / name for name in names}
 
     def lone_receipts(self) -> list[Path]:
-        """Return the receipts whose part is not there: a command was killed, or the disk full."""
+        """Return the receipts without a part: a command was killed, or the disk was full."""
         parts = self.parts()
         paths = [path for path in self.folder.glob("*.json") if DIGEST.fullmatch(path.stem)]
         return sorted(path for path in paths if path.stem not in parts)
@@ -157,7 +157,6 @@ def own_folder(store: Path) -> Path:
 
 
 def index_copy(store: Path, recipe: str, url: str) -> Path:
-    """Return the folder in `store` for a copy of a remote publisher's index at `url`."""
     return own_folder(store) / recipe / REMOTE / files.digest_of([url.encode()])
 
 
@@ -167,7 +166,7 @@ def index_copies(store: Path) -> list[Path]:
 
 
 def shelves(store: Path, recipe: str) -> list[Shelf]:
-    """Return where `store` has parts of `recipe`, this user's first."""
+    """Return the parts of `recipe` in `store` by publisher, this user's first."""
     folders = [path for path in publishers(store) if _is_folder(path / recipe)]
     folders.sort(key=lambda path: (path != own_folder(store), path))
     return [Shelf(path / recipe) for path in folders]
@@ -181,7 +180,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def all_shelves(store: Path) -> list[Shelf]:
-    """Return where `store` has parts of any recipe and user, as far as it can be read."""
+    """Return the parts of all recipes and publishers in `store`, as far as it can be read."""
     shelves = []
     for folder in publishers(store):
         with contextlib.suppress(OSError):
@@ -224,7 +223,7 @@ def open_layers(configured: Sequence[str]) -> list[Path]:
 
 
 def refuse_unwritable(stores: Sequence[str]) -> None:
-    """Refuse names of stores of which the first is an address."""
+    """Raise UserError if the first of `stores`, which is written, is an address."""
     if remote := next(filter(is_remote, layers(stores)[:1]), ""):
         key = "store" if stores else STORE
         raise UserError(f"{key}: {remote}: it is only read; name a folder of yours before it.")
@@ -256,8 +255,8 @@ def _try_to_write(store: Path) -> None:
 
 
 def open_folder(folder: Path, store: Path) -> None:
-    """Make a folder of this user in `store`, and its parents, with the readers of the store. A
-    folder that its readers cannot enter never has its name."""
+    """Make a folder of this user in `store`, and its parents, with the permissions of the store. It
+    gets its name only when its readers can enter it."""
     if folder.is_dir():
         return
     if folder.parent != store:
@@ -274,8 +273,8 @@ def open_folder(folder: Path, store: Path) -> None:
 
 
 def _repair(own: Path, store: Path) -> None:
-    """Open what is in this user's folder `own` to the readers of `store`, where an earlier command
-    could not, or the store has other readers since.
+    """Give the permissions of `store` to the files in this user's folder `own` that lack them: an
+    earlier command could not, or those of the store have changed.
 
     Raises:
         PermissionError: this user is not in the store's group.
@@ -295,8 +294,7 @@ def _repair(own: Path, store: Path) -> None:
 
 
 def _as_for_readers(path: Path, store: Path, mode: int) -> tuple[int, int]:
-    """Return the mode and the group with which the readers of the folder `store` can read `path`,
-    whatever the umask is."""
+    """Return the mode and the group that let the readers of the folder `store` read `path`."""
     about, own = store.stat(), path.stat()
     readers = about.st_mode & (stat.S_IRGRP | stat.S_IROTH)
     group = about.st_gid if readers == stat.S_IRGRP else own.st_gid
@@ -381,7 +379,7 @@ class Reference(NamedTuple):
     recipe: str
     parts: Sequence[str]
     noted: str
-    """When, ISO 8601, UTC."""
+    """The time of this reference: ISO 8601, UTC."""
 
     @property
     def is_there(self) -> bool:
@@ -396,8 +394,8 @@ class Reference(NamedTuple):
 
 
 def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
-    """Write into each store, where possible, which of its parts the run refers to: those that
-    `plan` takes, and in the first store also the run's `own` ones."""
+    """Write the reference of the run into each store, if it can be written: the parts that `plan`
+    takes, and in the first store the run's `own` parts."""
     root = folder.root.resolve()
     for store in map(Path, plan.store):
         parts = [part.shard for part in plan.taken if Path(part.path).is_relative_to(store)]
@@ -461,7 +459,6 @@ def _noting_unreadable(path: Path, unreadable: list[Unreadable]) -> Iterator[Non
 
 
 def identity_of(path: Path) -> Identity:
-    """Return what identifies this file among all that had its path."""
     try:
         about = path.stat()
     except OSError:
@@ -474,7 +471,7 @@ def _unusable_path(folder: Results) -> Path:
 
 
 def note_unusable(folder: Results, problems: Mapping[str, tuple[Identity, str]]) -> None:
-    """Write into the run which parts of stores, by path or address, it cannot use, and why."""
+    """Record in the run the parts of stores that it cannot use, by path or address."""
     new = {
         path: {"identity": identity and list(identity), "problem": problem}
         for path, (identity, problem) in problems.items()
@@ -486,8 +483,8 @@ def note_unusable(folder: Results, problems: Mapping[str, tuple[Identity, str]])
 
 
 def unusable(folder: Results) -> set[str]:
-    """Return the paths of parts of stores that the run cannot use. A part that was written again
-    since it was noted is not among them."""
+    """Return the paths of the parts that `note_unusable` recorded and that were not written again
+    since."""
     return {
         path
         for path, noted in (read_json(_unusable_path(folder)) or {}).items()
@@ -496,7 +493,7 @@ def unusable(folder: Results) -> set[str]:
 
 
 def forget_remote(folder: Results) -> None:
-    """Remove the notes on remote parts: each plan asks for them again."""
+    """Remove the records of unusable remote parts: each plan tries them again."""
     known = read_json(_unusable_path(folder)) or {}
     if any(map(is_remote, known)):
         kept = {path: noted for path, noted in known.items() if not is_remote(path)}
@@ -504,10 +501,7 @@ def forget_remote(folder: Results) -> None:
 
 
 def problems(folder: Results, plan: Plan) -> list[str]:
-    """Return a sentence for each part of a store that `plan` could not take.
-
-    A part that was written again since it was noted may be among those that it takes.
-    """
+    """Return a sentence for each part of a store that `plan` could not take."""
     taken = {part.path for part in plan.taken}
     noted = read_json(_unusable_path(folder)) or {}
     unused = [note for path, note in noted.items() if path not in taken]
