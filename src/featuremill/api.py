@@ -321,9 +321,12 @@ class Engine(NamedTuple):
             if progress:
                 progress(num_done, len(distinct))
 
+        def report_wait(sentence: str) -> None:  # a wait may take hours
+            print(f"featuremill: {sentence}", file=sys.stderr)
+
         with tempfile.TemporaryDirectory(prefix="featuremill-") as folder:
             for part in beside.parts(
-                Path(folder), work, jobs, recipe_of(settings), report_progress, _print
+                Path(folder), work, jobs, recipe_of(settings), report_progress, report_wait
             ):
                 receipt, of_job = part.receipt, list[int]()
                 for batch in part.batches():
@@ -430,11 +433,6 @@ def _hold(device: Device) -> bool:
             # Child processes may use the GPU as well.
             LEASED.set(",".join(filter(None, [held.environment[LEASED.name], LEASED.value()])))
     return bool(_leases)
-
-
-def _print(sentence: str) -> None:
-    """Print what a call waits for, as it may take hours."""
-    print(f"featuremill: {sentence}", file=sys.stderr)
 
 
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:

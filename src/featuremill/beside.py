@@ -1,7 +1,7 @@
-"""Values of payloads from several jobs at once, each in a process of its own, without a run.
+"""Values of payloads from several parallel processes, without a run.
 
-A job is the command `extract` on one shard. So a record that ends its worker fails alone, a device
-that fails is replaced, and two programs never meet on one GPU, by the code of a run.
+Each process is the command `extract` for one shard. So a record that ends its worker fails alone, a
+failed device is replaced, and GPUs are leased, as in a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from featuremill.store.weights_file import WeightsFile
 MOST_SHARDS_A_JOB = 4
 """More shards even out devices of different speed, and each loads the model once more."""
 MOST_KILLS = 3
-"""Jobs of one shard that something kills before the call fails."""
+"""Killed jobs of one shard after which the call fails."""
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 30.0
 """How long a stopped job may take to end its worker."""
@@ -41,7 +41,7 @@ WAITING = re.compile(r": (waiting for .*)")
 
 
 class Work(NamedTuple):
-    """What is computed."""
+    """The payloads to compute, and how."""
 
     settings: Settings
     execution: dict[str, Any]
@@ -54,10 +54,9 @@ class Work(NamedTuple):
 
 
 class Jobs(NamedTuple):
-    """The processes that compute."""
+    """The number of parallel processes, and their devices."""
 
     number: int
-    """How many at once."""
     device: DeviceChoice
     devices: str = ""
     """GPUs to choose among, with commas between them; empty for all."""

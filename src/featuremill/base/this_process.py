@@ -47,8 +47,8 @@ def name_of_process() -> str:
 
 
 def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; exit now if the ancestor `starter` (a
-    `name_of_process`) has died already: a parent that dies while Python starts is replaced."""
+    """Ask the kernel for `signal_number` when the parent dies. Exit now if `starter`, the name of
+    an ancestor, died while Python started: then another process is the parent."""
     die_with_parent(os.getppid(), signal_number)
     pid, _, namespace = starter.partition("@")
     if namespace and namespace == _pid_namespace():
