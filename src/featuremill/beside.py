@@ -138,7 +138,7 @@ class _Running:
         self._waiting = list(plan.shards)
         self._running: dict[str, tuple[subprocess.Popen[bytes], PlannedShard]] = {}
         self._kills = dict.fromkeys((shard.shard for shard in plan.shards), 0)
-        self._num_finished = self._num_told = 0
+        self._num_finished = self._num_reported = 0
         self._reported = set[str]()
 
     def finish(self) -> None:
@@ -150,7 +150,7 @@ class _Running:
                 for process, shard in list(self._running.values()):
                     if process.poll() is not None:
                         self._ended(process.returncode, shard)
-                self._tell()
+                self._report_progress()
         finally:
             for process, _ in self._running.values():
                 process.terminate()
@@ -196,7 +196,7 @@ class _Running:
             error.add_note(path.read_text("utf-8", "replace"))
         raise error
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         num_done = self._num_finished
         for _, shard in self._running.values():
             journal = self._results.journal(self._plan.recipe, shard.shard)
@@ -209,6 +209,6 @@ class _Running:
                         self._reported.add(sentence)
                         self._report(sentence)
         # A job ends a moment after its journal became a part.
-        if num_done > self._num_told:
-            self._num_told = num_done
+        if num_done > self._num_reported:
+            self._num_reported = num_done
             self._progress(num_done)

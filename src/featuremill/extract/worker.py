@@ -258,7 +258,7 @@ class Worker:
         if is_left:
             self._compute()
         self.cost_planned = self.watch.cost_run
-        self._tell("state", "finish")
+        self._send("state", "finish")
         self.seconds["write"] = self.shard.write_seconds
         _say(self.events, "done", **self._receipt(self.journal.finish()).as_json())
 
@@ -276,7 +276,7 @@ class Worker:
         self.queue.add(left)
         self.queue.add(([row] for row in solo), is_alone=True)
         self.cost_planned = self.queue.cost_left
-        self._tell("state", "load")
+        self._send("state", "load")
         return bool(left or solo)
 
     def _load(self) -> None:
@@ -332,9 +332,9 @@ class Worker:
             len(self.devices),
         )
         self.pipeline = pipeline
-        self._tell("state", "run")
+        self._send("state", "run")
         try:
-            pipeline.run(self._tell_progress)
+            pipeline.run(self._send_progress)
         except RuntimeError as error:
             if faults.is_device_error(error):
                 raise DeviceError(f"{self._device_name}: {error}") from error
@@ -352,11 +352,11 @@ class Worker:
         self.warnings.append(sentence)
         _say(self.events, "warning", message=sentence)
 
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         now = time.monotonic()
         if now - self._reported_at >= PROGRESS_SECONDS:
             self._reported_at = now
-            self._tell(
+            self._send(
                 "progress",
                 "run",
                 rows=len(self.journal.rows_done),
@@ -366,7 +366,7 @@ class Worker:
                 seconds=now - self.watch.started,
             )
 
-    def _tell(self, event: str, stage: str, **facts: Any) -> None:
+    def _send(self, event: str, stage: str, **facts: Any) -> None:
         """Send an event with the progress, in the form of samples (`store.telemetry`)."""
         cost_left = max(0, self.cost_planned - self.watch.cost_run)
         state = {

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.status.shards import Shard, mark_of
+from featuremill.status.shards import Shard
+from featuremill.store.files import identity_of
 from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.telemetry import TAIL_BYTES, Rates, State, events_of, followed
 
@@ -45,8 +46,8 @@ class TelemetryTail:
             # At the first poll, the age of the events is by the job's clock, which may be wrong.
             # Therefore a job that lives is silent only if its file is as old.
             age = max(0.0, time.time() - self.state.time) if is_first and self.state else 0.0
-            if age and is_held and (mark := mark_of(self._path)):
-                age = min(age, max(0.0, time.time() - mark[1] / 1e9))
+            if age and is_held and (identity := identity_of(self._path)):
+                age = min(age, max(0.0, time.time() - identity[1] / 1e9))
             self._heard = time.monotonic() - age
 
     def silent_seconds(self) -> float:

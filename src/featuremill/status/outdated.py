@@ -17,8 +17,8 @@ from featuremill.config import Run, products
 from featuremill.status.commands import Again, Fix, Problem, SeenBy
 from featuremill.status.delivered import DeliveryState, digest_by_looks
 from featuremill.status.shards import Shard, has_size
-from featuremill.store import run_lock, shared
-from featuremill.store.files import digest_at, sha256_of
+from featuremill.store import run_lock
+from featuremill.store.files import digest_at, identity_of, sha256_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan, SharedPart
 from featuremill.store.results import Results
@@ -254,7 +254,7 @@ def _check_taken(
 ) -> Iterator[Problem]:
     gone, bad = list[str](), list[str]()
     for part in plan.taken:
-        if (identity := shared.identity_of(Path(part.path))) is None:
+        if (identity := identity_of(Path(part.path))) is None:
             gone.append(part.path)
         elif identity[0] != part.bytes or (verifies and not _is_as_published(results, plan, part)):
             bad.append(part.path)

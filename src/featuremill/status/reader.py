@@ -23,11 +23,12 @@ from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of, time_left
 from featuremill.status.outdated import error_in_log, is_newer, problems_before_plan, shown
-from featuremill.status.shards import Mark, Shards, mark_of
+from featuremill.status.shards import Shards
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
 from featuremill.store import command_line, lock_holder, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Group, Reason, read_list
+from featuremill.store.files import Identity, identity_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
@@ -72,8 +73,7 @@ class RunReader:
     ) -> None:
         self._run_folder, self._typed, self._config = run_folder, typed or run_folder, config
         self._results = Results(run_lock.whole_path(run_folder))
-        self._mark: Mark | None = None
-        """The mark of the plan.json that was read."""
+        self._plan_identity: Identity = None
         self._plan: Plan | None = None
         self._reread_at = 0.0
 
@@ -193,11 +193,11 @@ class RunReader:
 
     def take_plan(self) -> None:
         """Read plan.json if it has changed, and forget what was read for the old plan."""
-        mark = mark_of(self._results.plan)
-        if mark == self._mark:
+        identity = identity_of(self._results.plan)
+        if identity == self._plan_identity:
             return
-        self._plan = self._results.read_plan() if mark else None
-        self._mark = mark
+        self._plan = self._results.read_plan() if identity else None
+        self._plan_identity = identity
         if self._plan:
             know_reasons(self._plan.workload)
             self._shards = Shards(self._results, self._plan)

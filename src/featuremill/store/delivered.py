@@ -66,9 +66,3 @@ def receipt_of(folder: Results, number: int) -> Path:
 def folder_of(folder: Results, key: str) -> Path:
     """Return the folder with the files of a shard."""
     return folder.store / FOLDER / key
-
-
-def index_beside(path: Path) -> Path:
-    """Return the index of the ids in the delivered file `path`: their hashes in ascending order,
-    and the row of each."""
-    return path.with_name(f"{path.name}.ids.npy")

@@ -27,6 +27,9 @@ SEAL = "seal"
 """Key of a JSON file's own digest, which detects damaged numbers and names."""
 TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})")
 """The name of a temporary file or folder; `is_temporary` distinguishes it from others' files."""
+Identity = tuple[int, int, int] | None
+"""Size, modification time in ns and inode of a file, of which a write changes one; None for no
+file."""
 MOST_SYNCED = 1_000
 """A folder with more files is synced by one call for the machine, not file by file."""
 
@@ -88,6 +91,14 @@ def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
     """Return one sha256 for files of a folder: the digest of the sorted lines of `sha256sum`."""
     lines = [f"{sha256}  {name}\n" for name, sha256 in sorted(sha256_by_name.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def identity_of(path: Path) -> Identity:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns, about.st_ino
 
 
 def make_own_folder(folder: Path) -> None:

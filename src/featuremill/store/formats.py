@@ -256,8 +256,8 @@ def sidecar_of(file: str) -> str:
 
 
 def index_of(file: str) -> str:
-    """Return the name of the index of ids of the result `file`, where its rows are in the order of
-    shards."""
+    """Return the name of the index of the ids in `file`, whose rows are in the order of shards: the
+    hashes of the ids in ascending order, and the row of each."""
     return f"{file}.ids.npy"
 
 

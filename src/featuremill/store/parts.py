@@ -18,7 +18,7 @@ import pyarrow as pa
 from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.store import command_line, shared
+from featuremill.store import command_line, files, shared
 from featuremill.store.files import digest_of, replacing
 from featuremill.store.journal import COLUMNS
 from featuremill.store.journal_log import digest_of_file
@@ -188,7 +188,7 @@ def open_taken(folder: Results, plan: Plan, entry: SharedPart, only_look: bool =
             and plan.json removed, so that the next run does not use it.
     """
     path = Path(entry.path)
-    before = shared.identity_of(path)
+    before = files.identity_of(path)
     try:
         receipt = Receipt.find(path.with_suffix(".json"))
         part = checked(path, [receipt] if receipt else [], entry.records)
@@ -209,12 +209,12 @@ def refuse_taken(folder: Results, part: Part, only_look: bool = False) -> Integr
     as in `open_taken`."""
     problem = _damaged(part.path, OTHER_COLUMNS)
     if not only_look:
-        _do_without(folder, part.path, shared.identity_of(part.path), problem)
+        _do_without(folder, part.path, files.identity_of(part.path), problem)
     return problem
 
 
 def _do_without(
-    folder: Results, path: Path, identity: shared.Identity, problem: IntegrityError
+    folder: Results, path: Path, identity: files.Identity, problem: IntegrityError
 ) -> None:
     """Note that a part of a store cannot be used, and have Snakemake plan again."""
     shared.note_unusable(folder, {str(path): (identity, str(problem).rpartition("; ")[0])})

@@ -31,7 +31,7 @@ from featuremill.base.environment import STORE
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.store import files
-from featuremill.store.files import read_json, write_json
+from featuremill.store.files import Identity, identity_of, read_json, write_json
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -61,8 +61,6 @@ WITHOUT_USER = (
 )
 log = logging.getLogger("featuremill.store")
 _noting = threading.Lock()
-Identity = tuple[int, int, int] | None
-"""Size, time and inode of a file, which change when it is written again; None for no file."""
 
 
 def layers(configured: Sequence[str]) -> list[str]:
@@ -456,14 +454,6 @@ def _noting_unreadable(path: Path, unreadable: list[Unreadable]) -> Iterator[Non
         unreadable.append(Unreadable(path, changed))
         problem = f"which parts runs refer to cannot be read here ({type(error).__name__})"
         log.warning("%s: %s; let its owner open or remove it.", path, problem)
-
-
-def identity_of(path: Path) -> Identity:
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_size, about.st_mtime_ns, about.st_ino
 
 
 def _unusable_path(folder: Results) -> Path:
