@@ -133,24 +133,30 @@ class Run:
             return computed
         raise AssertionError("it never came to its end")
 
+    def finish_as_fresh(self, failed=(), max_failed=0):
+        """Come to the end; return how many records were computed."""
+        computed = self.finish(failed, max_failed)
+        self.check()
+        return self.num_rows(computed)
+
+    def check(self):
+        """Compare the results with those of a run of its own, without a store."""
+        other = Run(
+            Path(tempfile.mkdtemp(dir=self.results.root.parent)), hydropathy=self.hydropathy
+        )
+        other.version, other.weights, other.columns = self.version, self.weights, self.columns
+        shutil.copy(self.input, other.input)
+        other.finish()
+        theirs, mine = (str(run.results.root).encode() for run in (other, self))
+        expected = {name: data.replace(theirs, mine) for name, data in other.data().items()}
+        assert self.data() == expected
+
     def data(self):
         names = ("embeddings.parquet", "embeddings.npy", "failed.tsv")
         return {name: (self.results.root / name).read_bytes() for name in names}
 
     def num_rows(self, shards):
         return sum(read_shard(self.results.shard(name)).num_rows for name in shards)
-
-
-def fresh(place, run):
-    """Return what a run of its own, without a store, delivers of the same input."""
-    other = Run(place, hydropathy=run.hydropathy)
-    other.version, other.weights, other.columns = run.version, run.weights, run.columns
-    shutil.copy(run.input, other.input)
-    other.finish()
-    return {
-        name: data.replace(str(other.results.root).encode(), str(run.results.root).encode())
-        for name, data in other.data().items()
-    }
 
 
 def sequences(*numbers):
@@ -175,16 +181,18 @@ def filled(tmp_path, store):
     return run
 
 
+@pytest.fixture
+def run(tmp_path, store, filled):
+    """Return another run, of all 40, that reads the store."""
+    return Run(tmp_path / "second", store).write(FORTY)
+
+
 def parts_of(store):
     return sorted(store.glob("*/*/*.arrows"))
 
 
-def test_what_a_store_has_is_taken_and_the_results_are_those_of_a_fresh_run(
-    tmp_path, store, filled
-):
-    run = Run(tmp_path / "second", store).write(FORTY)
-    assert run.num_rows(run.finish()) == 4
-    assert run.data() == fresh(tmp_path / "fresh", run)
+def test_what_a_store_has_is_taken_and_the_results_are_those_of_a_fresh_run(run, tmp_path, store):
+    assert run.finish_as_fresh() == 4
     counts = run.delivery.counts
     assert (counts.input, counts.ok, counts.taken) == (40, 40, 36)
     assert {one.device for one in run.delivery.taken} == {"a CPU"}
@@ -197,8 +205,7 @@ def test_what_a_store_has_is_taken_and_the_results_are_those_of_a_fresh_run(
     assert again.delivery.counts.taken == 35 and not again.delivery.receipts
 
 
-def test_features_and_the_report_read_parts_that_were_taken(tmp_path, store, filled):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_features_and_the_report_read_parts_that_were_taken(run):
     run.finish()
     parts = features.open_parts(run.results.root, "vector")
     parts.check()
@@ -257,8 +264,7 @@ def test_what_failed_is_not_taken(tmp_path, store):
     first = Run(tmp_path / "first", store).write(FORTY[:20])
     first.finish(failed=FORTY[:3], max_failed=3)
     second = Run(tmp_path / "second", store).write(FORTY[:20])
-    assert second.num_rows(second.finish()) == 3
-    assert second.data() == fresh(tmp_path / "fresh", second)
+    assert second.finish_as_fresh() == 3
 
 
 def test_another_version_option_or_weights_of_the_same_name_find_nothing(tmp_path, store):
@@ -279,8 +285,7 @@ def test_shards_that_were_planned_but_not_computed_give_way(tmp_path, store):
     run = Run(tmp_path / "run", store).write(FORTY)
     assert len(run.plan().shards) > 3
     Run(tmp_path / "other", store).write(FORTY[:36]).finish()
-    assert run.num_rows(run.finish()) == 4
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert run.finish_as_fresh() == 4
 
 
 def test_what_a_run_computed_itself_stays_its_own(tmp_path, store, filled):
@@ -288,14 +293,13 @@ def test_what_a_run_computed_itself_stays_its_own(tmp_path, store, filled):
     assert planned.shards == filled.results.read_plan().shards and not planned.taken
 
 
-def test_retry_leaves_what_was_taken_where_it_is(tmp_path, store, filled):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_retry_leaves_what_was_taken_where_it_is(run):
     run.finish(failed=FORTY[37:39], max_failed=2)
     assert retry([run.results], ())
     planned = run.results.read_plan()
     run.compute(planned)
     merge(run.results, OUTPUTS, 0)
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.check()
 
 
 def flip(path):
@@ -314,8 +318,7 @@ def spoil_receipt(path):
 
 
 @pytest.mark.parametrize("harm", [flip, Path.unlink, spoil_receipt])
-def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, store, filled, harm):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(run, store, harm):
     run.compute(run.plan())
     victim = Path(run.results.read_plan().taken[0].path)
     assert not RunReader(run.results.root).inspect(verifies=True).problems
@@ -329,8 +332,7 @@ def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, sto
     with pytest.raises(IntegrityError, match="run the same command again to compute it anew"):
         merge(run.results, OUTPUTS, 0)
     assert not run.results.plan.exists(), "Snakemake has to plan again"
-    assert run.finish()
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert run.finish_as_fresh()
     (warning,) = (line for line in run.delivery.warnings if str(victim) in line)
     assert warning.endswith("; it was not taken.")
     for path in parts_of(store):  # whole results do not need them
@@ -340,8 +342,7 @@ def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, sto
     assert found.exit_status == 0 and {one.code for one in found.problems} <= {"part_missing"}
 
 
-def test_of_a_part_that_is_there_again_and_taken_no_warning_is_left(tmp_path, store, filled):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_of_a_part_that_is_there_again_and_taken_no_warning_is_left(run, tmp_path):
     run.compute(run.plan())
     victim = Path(run.results.read_plan().taken[0].path)
     victim.rename(tmp_path / "away")
@@ -352,10 +353,7 @@ def test_of_a_part_that_is_there_again_and_taken_no_warning_is_left(tmp_path, st
     assert not run.delivery.warnings
 
 
-def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(
-    tmp_path, store, filled, monkeypatch
-):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(run, monkeypatch):
     run.compute(run.plan())
     victim = Path(run.results.read_plan().taken[0].path)
     count = merging.count
@@ -369,8 +367,7 @@ def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(
         merge(run.results, OUTPUTS, 0)
     assert not run.results.delivery.exists()
     monkeypatch.undo()
-    run.finish()
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.finish_as_fresh()
 
 
 NARROW = pa.schema({"vector": pa.list_(pa.float32(), 2), "other": pa.list_(pa.float32(), 1)})
@@ -392,8 +389,7 @@ def test_parts_with_other_columns_are_computed_again_and_said(tmp_path, store, f
         assert not run.results.plan.exists(), "Snakemake has to plan again"
     else:
         victims = list(map(str, parts_of(store)))
-    run.finish()
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.finish_as_fresh()
     for victim in victims:
         assert any(f"{victim}: its columns are not" in line for line in run.delivery.warnings)
 
@@ -459,8 +455,7 @@ def test_a_finished_run_is_added_without_a_copy(tmp_path, store, caplog):
     assert victim.read_bytes() == before, "a damaged part is replaced"
 
 
-def test_clean_of_one_run_leaves_what_others_take(tmp_path, store, filled):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_clean_of_one_run_leaves_what_others_take(run, filled):
     run.finish()
     before = run.data()
     clean.remove(clean.removable(filled.results, "nothing"), [])
@@ -496,8 +491,7 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
     theirs = tmp_path / "theirs"
     store_act(theirs, "import", folder)
     run = Run(tmp_path / "second", theirs).write(FORTY)
-    assert run.num_rows(run.finish()) == 4
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert run.finish_as_fresh() == 4
     victim = sorted(folder.glob("*.parquet"))[0]
     flip(victim)
     with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
@@ -635,10 +629,7 @@ def test_a_receipt_without_its_part_is_a_leftover(tmp_path, store, filled, caplo
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_receipt_that_is_gone_or_cut_is_not_said_to_be_damaged_bytes(
-    tmp_path, store, filled, is_cut
-):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_a_receipt_that_is_gone_or_cut_is_not_said_to_be_damaged_bytes(run, is_cut):
     run.compute(run.plan())
     receipt = Path(run.results.read_plan().taken[0].path).with_suffix(".json")
     text = receipt.read_text()
@@ -649,8 +640,7 @@ def test_a_receipt_that_is_gone_or_cut_is_not_said_to_be_damaged_bytes(
         merge(run.results, OUTPUTS, 0)
 
 
-def test_an_export_without_the_store_says_what_computes_its_parts(tmp_path, store, filled):
-    run = Run(tmp_path / "second", store).write(FORTY)
+def test_an_export_without_the_store_says_what_computes_its_parts(run, tmp_path, store):
     run.finish()
     for path in parts_of(store):
         path.unlink()
@@ -944,7 +934,7 @@ def test_two_writers_and_kills_at_any_moment_leave_a_store_that_is_whole(tmp_pat
         run = Run(tmp_path / f"after{turn}", store).write(FORTY)
         run.finish()
         assert not run.delivery.warnings
-        assert run.data() == fresh(tmp_path / f"fresh{turn}", run)
+        run.check()
         recipe = run.results.read_plan().recipe
         shared_index.keep_index(store, recipe)
         for part in parts_of(store):
@@ -959,7 +949,7 @@ def levels_in(store):
 
 
 @pytest.mark.parametrize("harm", ["lost", "damaged", "old"])
-def test_an_index_is_made_of_the_parts_alone(tmp_path, store, filled, harm):
+def test_an_index_is_made_of_the_parts_alone(run, tmp_path, store, filled, harm):
     recipe = filled.results.read_plan().recipe
     shared_index.keep_index(store, recipe)
     (level,) = levels_in(store)
@@ -967,9 +957,7 @@ def test_an_index_is_made_of_the_parts_alone(tmp_path, store, filled, harm):
         Run(tmp_path / "more", store).write(FORTY[36:]).finish()
     else:
         (Path.unlink if harm == "lost" else flip)(level)
-    run = Run(tmp_path / "second", store).write(FORTY)
-    assert run.num_rows(run.finish()) == (0 if harm == "old" else 4)
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert run.finish_as_fresh() == (0 if harm == "old" else 4)
     shared_index.keep_index(store, recipe)
     assert all(map(shared_index.opened, levels_in(store))), "it is whole again"
 
@@ -1021,21 +1009,18 @@ def poison(path, change):
         (beyond, "one's own"),
     ],
 )
-def test_a_wrong_index_is_named_and_its_parts_are_read(
-    tmp_path, store, filled, change, whose, caplog
-):
+def test_a_wrong_index_is_named_and_its_parts_are_read(run, tmp_path, store, change, whose, caplog):
     if whose == "another's":
         shared.own_folder(store).rename(store / "another")
     (index,) = store.glob("*/*/index/*.arrow")
     wrong = poison(index, change)
-    run = Run(tmp_path / "second", store).write(FORTY)
     planned = run.plan()
     assert f"{wrong}: this index names rows that its parts do not have" in caplog.text
     assert wrong.exists() == (whose == "another's"), "what is another's stays"
     assert sum(part.wanted for part in planned.taken) == 36
     run.compute(planned)
     run.delivery = merge(run.results, OUTPUTS, 0)
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.check()
     caplog.clear()
     store_exchange.export(store, tmp_path / "to", "", "")
     (card,) = (tmp_path / "to").glob("*/card.json")
@@ -1141,7 +1126,7 @@ def test_nothing_is_delivered_that_a_fresh_run_would_not_deliver(folder, acts):
     stores = [folder / "mine", folder / "shared"]
     stores[1].mkdir()
     runs = [Run(folder / f"run{n}", *stores[n % 2 :], hydropathy=n < 2) for n in range(4)]
-    for number, (what, which, *more) in enumerate(acts):
+    for what, which, *more in acts:
         if what == "run":
             run, (chosen, most, victim) = runs[which], more
             run.write(sequences(*chosen))
@@ -1151,8 +1136,7 @@ def test_nothing_is_delivered_that_a_fresh_run_would_not_deliver(folder, acts):
                 run.compute(run.plan(), most=most)
                 continue
             else:
-                run.finish()
-            assert run.data() == fresh(folder / f"fresh{number}", run)
+                run.finish_as_fresh()
             continue
         if what in ("version", "weights"):
             setattr(runs[which], what, *more)
