@@ -4,8 +4,6 @@ Used for the readers and for whole commands (test_broken_inputs, test_audit). Ev
 refused in part also holds a good record, so that a run has something left to do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -15,10 +13,10 @@ import os
 import random
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -71,7 +69,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def as_ordinary_user() -> Iterator[None]:
+def as_ordinary_user():
     """Give up root's right to read and write everything for a while, where we have it. Root stays
     the owner of what it owns: also of a checkout that is closed to all others."""
     if os.geteuid():
@@ -87,7 +85,7 @@ def as_ordinary_user() -> Iterator[None]:
         _capabilities(before)
 
 
-def _capabilities(wanted: list[int] | None = None) -> list[int]:
+def _capabilities(wanted=None):
     """Return this thread's capabilities, the effective ones first; or set them to the `wanted`."""
     library = ctypes.CDLL(None, use_errno=True)
     call = library.capget if wanted is None else library.capset
@@ -97,11 +95,11 @@ def _capabilities(wanted: list[int] | None = None) -> list[int]:
     return list(words)
 
 
-def _file(content: bytes | str, name: str = "in.fa") -> Callable[[Path], Path]:
+def _file(content, name="in.fa"):
     """Return a maker of a file with this content."""
     data = content.encode() if isinstance(content, str) else content
 
-    def make(folder: Path) -> Path:
+    def make(folder):
         path = folder / name
         path.write_bytes(data)
         return path
@@ -109,14 +107,14 @@ def _file(content: bytes | str, name: str = "in.fa") -> Callable[[Path], Path]:
     return make
 
 
-def _with_good(record: bytes | str) -> Callable[[Path], Path]:
+def _with_good(record):
     """Return a maker of a FASTA file with a good record and this one."""
     data = record.encode() if isinstance(record, str) else record
     return _file(GOOD.encode() + data)
 
 
 @functools.cache
-def _many(num_records: int, template: str = ">p{}\n{}\n") -> bytes:
+def _many(num_records, template=">p{}\n{}\n"):
     """Return records that don't compress to nothing, so that half of them is half of the file."""
     letters = random.Random(1)
     sequences = ("".join(letters.choices(AMINO_ACIDS, k=60)) for _ in range(num_records))
@@ -125,73 +123,73 @@ def _many(num_records: int, template: str = ">p{}\n{}\n") -> bytes:
 
 
 @functools.cache
-def _packed(data: bytes, format: str) -> bytes:
+def _packed(data, format):
     buffer = io.BytesIO()
     with xopen(buffer, "wb", threads=0, format=format) as stream:
         stream.write(data)
     return buffer.getvalue()
 
 
-def _packed_records(format: str, template: str = ">p{}\n{}\n") -> bytes:
+def _packed_records(format, template=">p{}\n{}\n"):
     """Return what has more than one block of its format, so that half of it has records."""
     return _packed(_many(30_000 if format == "bz2" else 8_000, template), format)
 
 
-def _cut(format: str, name: str = "", template: str = ">p{}\n{}\n") -> Callable[[Path], Path]:
+def _cut(format, name="", template=">p{}\n{}\n"):
     """Return a maker of a compressed file of which the last third is missing."""
 
-    def make(folder: Path) -> Path:  # not before: whoever needs another case imports this as well
+    def make(folder):
         data = _packed_records(format, template)
         return _file(data[: len(data) * 2 // 3], name or f"in.fa.{format}")(folder)
 
     return make
 
 
-def _corrupt(folder: Path) -> Path:
+def _corrupt(folder):
     data = bytearray(_packed_records("gz"))
     data[-6] ^= 0xFF  # in the check sum
     return _file(bytes(data), "in.fa.gz")(folder)
 
 
-def _wrapped(num_residues: int) -> str:
+def _wrapped(num_residues):
     letters = (UBIQUITIN * (num_residues // len(UBIQUITIN) + 1))[:num_residues]
     return "\n".join(letters[i : i + 60] for i in range(0, num_residues, 60)) + "\n"
 
 
-def _zip(folder: Path) -> Path:
+def _zip(folder):
     path = folder / "in.fa"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("proteins.fa", GOOD)
     return path
 
 
-def _directory(folder: Path) -> Path:
+def _directory(folder):
     path = folder / "in.fa"
     path.mkdir()
     return path
 
 
-def _pipe(folder: Path) -> Path:
+def _pipe(folder):
     path = folder / "in.fa"
     os.mkfifo(path)
     return path
 
 
-def _dead_link(folder: Path) -> Path:
+def _dead_link(folder):
     path = folder / "in.fa"
     path.symlink_to(folder / "gone.fa")
     return path
 
 
-def _unreadable(folder: Path) -> Path:
+def _unreadable(folder):
     folder.chmod(0o755)
     path = _file(GOOD)(folder)
     path.chmod(0)
     return path
 
 
-def _parquet(columns: dict[str, list[object]]) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
+def _parquet(columns):
+    def make(folder):
         path = folder / "in.parquet"
         pa.parquet.write_table(pa.table(columns), path)
         return path
@@ -229,14 +227,7 @@ HTML = "\n<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"
 FASTQ = f"@read1\n{GENE}\n+\n{'I' * len(GENE)}\n"
 
 
-def _case(
-    outcome: Outcome,
-    name: str,
-    content: bytes | str | Callable[[Path], Path],
-    fragment: str = "",
-    file: str = "",
-    **more: Any,
-) -> Case:
+def _case(outcome, name, content, fragment="", file="", **more):
     """Return the case of a file; where it is not named, and no error, it has a good record, too."""
     if callable(content):
         make = content
@@ -557,17 +548,15 @@ BROKEN: list[Case] = [
 ]
 
 
-def _as_it_is(folder: Path) -> None:
+def _as_it_is(folder):
     """Spoil nothing."""
 
 
-def _numbered(
-    name: str, fragment: str, change: Callable[[Path], object] = _as_it_is, **more: Any
-) -> Asked:
+def _numbered(name, fragment, change=_as_it_is, **more):
     """Return what is asked with a number and a folder with one, of which `change` spoils
     something; of `more`, `number` is an option."""
 
-    def make(folder: Path) -> dict[str, object]:
+    def make(folder):
         _spoil(folder, change)
         return {"options": {"number": number, "more": "more"}}
 
@@ -575,42 +564,42 @@ def _numbered(
     return Asked(name, "numbered", make, fragment, **more)
 
 
-def _spoil(folder: Path, change: Callable[[Path], object]) -> None:
+def _spoil(folder, change):
     (folder / "number.txt").write_text("1")
     (folder / "more" / "inner").mkdir(parents=True)
     (folder / "more" / "inner" / "a.txt").write_text("2")
     change(folder)
 
 
-def _weighed(name: str, fragment: str, change: Callable[[Path], object], **more: Any) -> Asked:
+def _weighed(name, fragment, change, **more):
     """The same of a folder of weights, `more`."""
 
-    def make(folder: Path) -> dict[str, object]:
+    def make(folder):
         _spoil(folder, change)
         return {"options": {"network": "more"}}
 
     return Asked(name, "weighed", make, fragment, "weights", **more)
 
 
-def _read(name: str, file: str, content: str | bytes, fragment: str) -> Asked:
+def _read(name, file, content, fragment):
     """Return what is asked of an input."""
 
-    def make(folder: Path) -> dict[str, object]:
+    def make(folder):
         _file(content, file)(folder)
         return {"inputs": [file]}
 
     return Asked(name, "bases" if file.startswith("in.f") else "cells", make, fragment)
 
 
-def _not_utf8(folder: Path) -> None:
+def _not_utf8(folder):
     Path(os.fsdecode(os.fsencode(folder / "more") + b"/caf\xe9.txt")).write_text("3")
 
 
-def _closed(name: str) -> Callable[[Path], object]:
+def _closed(name):
     return lambda folder: (folder / name).chmod(0)
 
 
-def _only_a_pipe(folder: Path) -> None:
+def _only_a_pipe(folder):
     shutil.rmtree(folder / "more")
     os.mkfifo(folder / "more")
 

@@ -1,7 +1,5 @@
 """What can be wrong with a run's own files and with weights, and what each verb answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -40,25 +38,25 @@ class Damage:
     """What only `status --verify` finds, by this name."""
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self):
         """The answers that there are, by verb."""
         asked = {verb: getattr(self, verb) for verb in ("merge", "extract", "plan", "report")}
         return {verb: answer for verb, answer in asked.items() if answer is not None}
 
 
-def shard_of(run: Results) -> Path:
+def shard_of(run):
     return run.shard(_first(run)[1])
 
 
-def part_of(run: Results) -> Path:
+def part_of(run):
     return run.part(*_first(run))
 
 
-def receipt_of(run: Results) -> Path:
+def receipt_of(run):
     return run.receipt(*_first(run))
 
 
-def log_of(run: Results) -> Path:
+def log_of(run):
     return run.journal(*_first(run)).with_suffix(".log")
 
 
@@ -68,13 +66,13 @@ class OfShard(Results):
     number: int = 0
 
     @classmethod
-    def numbered(cls, run: Results, number: int) -> OfShard:
+    def numbered(cls, run, number):
         one = cls(run.root)
         one.number = number
         return one
 
 
-def _first(run: Results) -> tuple[str, str]:
+def _first(run):
     receipts = sorted(run.root.glob("receipts/*/*.json"))
     receipt = receipts[run.number if isinstance(run, OfShard) else 0]
     return receipt.parent.name, receipt.stem
@@ -84,7 +82,7 @@ Place = Callable[[Results], Path]
 Harm = Callable[[Results], object]
 
 
-def _of_run(name: str) -> Place:
+def _of_run(name):
     return lambda run: run.root / name
 
 
@@ -94,10 +92,10 @@ vectors_of, array_of = _of_run("embeddings.parquet"), _of_run("embeddings.npy")
 failed_of, input_of = _of_run("failed.tsv"), _of_run("../../in.fa")
 
 
-def written(place: Place, content: bytes) -> Harm:
+def written(place, content):
     """Return what puts `content` in place of the file."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         path = place(run)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -105,27 +103,27 @@ def written(place: Place, content: bytes) -> Harm:
     return harm
 
 
-def gone(place: Place) -> Harm:
+def gone(place):
     return lambda run: place(run).unlink()
 
 
-def cut(place: Place, share: float = 0.6, less: int = 0) -> Harm:
-    def harm(run: Results) -> None:
+def cut(place, share=0.6, less=0):
+    def harm(run):
         path = place(run)
         os.truncate(path, int(path.stat().st_size * share) - less)
 
     return harm
 
 
-def appended(place: Place) -> Harm:
+def appended(place):
     return lambda run: place(run).write_bytes(place(run).read_bytes() + b"A\n")
 
 
-def flipped(place: Place, share: float) -> Harm:
+def flipped(place, share):
     """Return what changes one bit, at this share of the file's length, and nothing that a quick
     look sees."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         times = place(run).stat()
         content = bytearray(place(run).read_bytes())
         content[int(len(content) * share)] ^= 0x10
@@ -135,10 +133,10 @@ def flipped(place: Place, share: float) -> Harm:
     return harm
 
 
-def edited(place: Place, seconds: float) -> Harm:
+def edited(place, seconds):
     """Return what changes one bit so long after the file was written."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         flipped(place, 0.5)(run)
         later = place(run).stat().st_mtime + seconds
         os.utime(place(run), (later, later))
@@ -146,30 +144,30 @@ def edited(place: Place, seconds: float) -> Harm:
     return harm
 
 
-def lies(place: Place, **told: object) -> Harm:
+def lies(place, **told):
     """Return what lets a receipt say something else under a good seal."""
 
     return lambda run: Receipt.read(place(run)).model_copy(update=told).write(place(run))
 
 
-def moved(place: Place) -> Harm:
+def moved(place):
     """Return what lets a receipt count one good record as failed, under a good seal."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         found = Receipt.read(place(run))
         lies(place, ok=found.ok - 1, failed=found.failed + 1)(run)
 
     return harm
 
 
-def altered(place: Place, **told: object) -> Harm:
+def altered(place, **told):
     """Return what lets a receipt say something else under the seal that it has."""
 
     return lambda run: place(run).write_text(json.dumps(json.loads(place(run).read_text()) | told))
 
 
-def replaced(place: Place, old: str, new: str) -> Harm:
-    def harm(run: Results) -> None:
+def replaced(place, old, new):
+    def harm(run):
         text = place(run).read_text("utf-8")
         assert old in text, (place, old)
         place(run).write_text(text.replace(old, new, 1), "utf-8")
@@ -177,17 +175,17 @@ def replaced(place: Place, old: str, new: str) -> Harm:
     return harm
 
 
-def of_another(kind: str) -> Harm:
+def of_another(kind):
     """Return what copies another shard's file over the first one's."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         first, second, *_ = sorted(run.root.glob(kind))
         shutil.copy(second, first)
 
     return harm
 
 
-def journal_with(lines: str) -> Harm:
+def journal_with(lines):
     return written(log_of, f"featuremill-journal 1 {lines}".encode())
 
 
@@ -293,23 +291,23 @@ DAMAGES: list[Damage] = [
 ]
 
 
-def damage_of(name: str) -> Damage:
+def damage_of(name):
     (found,) = (damage for damage in DAMAGES if damage.name == name)
     return found
 
 
-def config_beside(text: str) -> Callable[[Path, bytes], Path]:
+def config_beside(text):
     """Return a maker of good weights beside a Hugging Face config with this text."""
 
-    def make(folder: Path, good: bytes) -> Path:
+    def make(folder, good):
         (folder / "config.json").write_bytes(text.encode("latin-1"))
         return weights_of(good)(folder, good)
 
     return make
 
 
-def weights_of(content: bytes | None, name: str = "w.safetensors") -> Callable[[Path, bytes], Path]:
-    def make(folder: Path, good: bytes) -> Path:
+def weights_of(content, name="w.safetensors"):
+    def make(folder, good):
         path = folder / name
         path.write_bytes(good if content is None else content)
         return path
@@ -317,18 +315,18 @@ def weights_of(content: bytes | None, name: str = "w.safetensors") -> Callable[[
     return make
 
 
-def header_with(old: bytes, new: bytes) -> Callable[[Path, bytes], Path]:
+def header_with(old, new):
     """Return a maker of safetensors in whose header something stands for something else."""
     assert len(old) == len(new)
 
-    def make(folder: Path, good: bytes) -> Path:
+    def make(folder, good):
         assert old in good
         return weights_of(good.replace(old, new, 1))(folder, good)
 
     return make
 
 
-def first_part(share: float, name: str = "w.safetensors") -> Callable[[Path, bytes], Path]:
+def first_part(share, name="w.safetensors"):
     return lambda folder, good: weights_of(good[: int(len(good) * share)], name)(folder, good)
 
 
@@ -346,12 +344,8 @@ TOLD = {
     '{"num_layers": "1", "embed_dim": "8"}}': "is not what featuremill weights wrote",
 }
 """Contents of weights/<name>.json that cannot be used, and a part of the answer."""
-ESM = {
-    "model_type": "esm",
-    "position_embedding_type": "rotary",
-    "layer_norm_eps": 1e-5,
-    "token_dropout": True,
-}
+ESM = {"model_type": "esm", "position_embedding_type": "rotary", "layer_norm_eps": 1e-5}
+ESM |= {"token_dropout": True}
 WEIGHTS: dict[str, tuple[Callable[[Path, bytes], Path], str]] = {
     "empty": (weights_of(b""), "it is empty"),
     "empty pt": (weights_of(b"", "w.pt"), "it is empty"),

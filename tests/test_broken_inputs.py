@@ -190,8 +190,7 @@ def test_broken_weights_are_answered_in_one_sentence(name, tmp_path, capsys):
     output = tmp_path / "weights" / "w.json"
     arguments = ["weights", str(path), "--output", str(output), "--cache", str(tmp_path / "cache")]
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    (sentence,) = [line for line in said.splitlines() if "error:" in line]
+    (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert fragment in sentence and str(tmp_path) in sentence and sentence.endswith(".")
     assert not output.exists() and not list((tmp_path / "cache").rglob("*.safetensors"))
 

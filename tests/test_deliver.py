@@ -115,9 +115,7 @@ def compared(folder):
     sequences = (folder.root / "failed.fa").read_text()
     whole = merge(folder, OUTPUTS, 99, order="input")
     pairs = zip(found, rows(folder), strict=True)
-    assert [
-        row["id"] for row, other in pairs if row != other
-    ] == []  # short: a diff of all rows takes minutes
+    assert not [row["id"] for row, other in pairs if row != other]  # a diff of all takes minutes
     assert (folder.root / "failed.tsv").read_text() == lists
     assert (folder.root / "failed.fa").read_text() == sequences
     assert shard.counts == whole.counts
@@ -129,8 +127,7 @@ def test_both_orders_hold_the_same_rows_and_the_input_has_no_trace_of_it(run):
     by_jobs(run)
     found, counts = compared(run)
     assert len(found) == counts.ok == len(dict(RECORDS)) - 1
-    names = {path.name for path in run.store.iterdir()}
-    assert not names & {"delivered", "identities"}
+    assert not {path.name for path in run.store.iterdir()} & {"delivered", "identities"}
     assert not (run.root / "embeddings.ids.npy").exists()
     merged = [set(merge(run, OUTPUTS, 0, order=order).as_json()) for order in ("input", "auto")]
     assert merged[0] == merged[1]
@@ -203,8 +200,7 @@ def test_both_orders_hold_the_same_rows_of_every_kind_of_column(
     found, counts = compared(folder)
     assert counts.ok == len(found) == 40 + 1 + 30 + 1
     table = ds.dataset(folder.root / "embeddings", partitioning="hive").to_table()
-    there = {str(type).partition("<")[0] for type in table.schema.types}
-    assert kinds <= there
+    assert kinds <= {str(type).partition("<")[0] for type in table.schema.types}
 
 
 def test_files_are_on_the_disk_before_a_job_says_so(run, monkeypatch):
@@ -238,9 +234,8 @@ def test_what_results_say_of_versions_is_delivered_anew(run):
         json.loads(json.loads(pq.read_schema(file).metadata[b"featuremill"])["versions"])
         for file in sorted((run.root / "embeddings").iterdir())
     ]
-    assert [about["python"] == "3.0" for about in attributes] == [
-        number == 1 for number in range(len(plan.shards))
-    ]
+    is_of_it = [number == 1 for number in range(len(plan.shards))]
+    assert [about["python"] == "3.0" for about in attributes] == is_of_it
 
 
 def test_what_was_delivered_of_another_part_is_not_known(run):
@@ -278,9 +273,8 @@ def test_rows_by_their_ids(run, tmp_path):
     for id, vector in zip(ids, some["composition"], strict=True):
         assert vector == pytest.approx(composition(dict(RECORDS)[id]))
     assert list(featuremill.load(run.root, ids="twin").index) == ["twin"]
-    assert (
-        some.attrs["workload"] == "composition" and some.attrs["recipe"] == run.read_plan().recipe
-    )
+    recipe = run.read_plan().recipe
+    assert (some.attrs["workload"], some.attrs["recipe"]) == ("composition", recipe)
     with pytest.raises(UserError, match="there is no record 'refused', 'nobody' in it"):
         featuremill.load(run.root, ids=["r1", "refused", "nobody"])
     export_of(run, ["npy", "parquet"], tmp_path / "few", ids[:5])
@@ -288,33 +282,29 @@ def test_rows_by_their_ids(run, tmp_path):
     assert table["id"].to_pylist() == ids[:5]
     npy = np.load(tmp_path / "few" / "embeddings.npy")
     assert npy[:, :20].tolist() == table["composition"].to_pylist()
-    all_rows = pq.read_table(run.root / "embeddings").to_pylist()
-    known = {row["id"]: row for row in all_rows}
+    known = {row["id"]: row for row in pq.read_table(run.root / "embeddings").to_pylist()}
     assert table.to_pylist() == [known[id] for id in ids[:5]]
 
 
 def test_equally_near_records_come_by_their_sequences_in_both_orders(run, tmp_path):
     """All of `r…` have one vector, so that only ties tell which of them are found and vote."""
     labels = {f"r{n}": "xyz"[n % 3] for n in range(0, 30, 2)}
-    (tmp_path / "kinds.csv").write_text(
-        "id,kind\n" + "".join(f"{id},{kind}\n" for id, kind in labels.items())
-    )
+    kinds = "".join(f"{id},{kind}\n" for id, kind in labels.items())
+    (tmp_path / "kinds.csv").write_text(f"id,kind\n{kinds}")
     found = []
     for order in ("input", "shard"):
         merge(run, OUTPUTS, 0, order=order)
         hits = featuremill.search(run.root, ["r3", "r20"], k=6, column="composition")
         output = tmp_path / f"{order}.tsv"
         chosen = {"labels": str(tmp_path / "kinds.csv"), "column": "kind", "k": 3}
-        section = Transfer(**chosen, vectors="composition")
-        transfer.transfer(run.root, None, section, output)
+        transfer.transfer(run.root, None, Transfer(**chosen, vectors="composition"), output)
         _, *table = output.read_text("utf-8").splitlines()
         found.append((hits.to_dict("records"), sorted(table)))
     assert found[0] == found[1]
     shas = {id: hashlib.sha256(text.encode()).hexdigest() for id, text in RECORDS}
     nearest = [hit["id"] for hit in found[0][0][:6]]
-    assert (
-        nearest == sorted((id for id in shas if id[0] == "r" and id != "refused"), key=shas.get)[:6]
-    )
+    alike = [id for id in shas if id[0] == "r" and id != "refused"]
+    assert nearest == sorted(alike, key=shas.get)[:6]
 
 
 def test_an_exported_matrix_gives_no_id_the_vector_of_another_one(run):
@@ -359,8 +349,7 @@ def test_a_damaged_delivered_file_is_written_again(run, is_told):
     (file, *_) = sorted((run.store / "delivered").glob("*/parquet_dataset-0"))
     damaged(file)
     if is_told:
-        jobs = by_jobs(run)
-        assert sum(job.num_kept for job in jobs) == len(run.read_plan().shards) - 1
+        assert sum(job.num_kept for job in by_jobs(run)) == len(run.read_plan().shards) - 1
     compared(run)
 
 
@@ -412,8 +401,7 @@ def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(e
     by_jobs(folder)
     merge(folder, OUTPUTS, 0, order="shard")
     before = contents(folder)
-    more = [("first", "WWWWWWWWWW"), *RECORDS]
-    plan = verbs.plan(more, cost=300, order="shard", outputs=OUTPUTS)
+    plan = verbs.plan([("first", "WWWWWWWWWW"), *RECORDS], cost=300, order="shard", outputs=OUTPUTS)
     verbs.extract(plan)
     jobs = by_jobs(folder)
     num_shards = len(plan["shards"])
@@ -429,8 +417,7 @@ def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(e
 def test_failed_records_are_listed_and_tried_again(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
     config = {"order": "shard", "outputs": OUTPUTS, "max_failed": 9}
-    plan = verbs.plan(FAILING, "poison", cost=10, **config)
-    verbs.extract(plan)
+    verbs.extract(verbs.plan(FAILING, "poison", cost=10, **config))
     folder = verbs.run_folder
     for _ in range(2):
         by_jobs(folder)
@@ -453,8 +440,7 @@ def test_samples_are_a_folder_each(tmp_path, environment):
         lines.append(f"{name}\t{number}.fa\tsea")
     (tmp_path / "samples.tsv").write_text("\n".join(lines) + "\n")
     config = {"order": "shard", "outputs": OUTPUTS, "samples": "samples.tsv", "inputs": []}
-    plan = verbs.plan([], cost=100, **config)
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([], cost=100, **config))
     folder = verbs.run_folder
     by_jobs(folder)
     found, counts = compared(folder)
@@ -467,8 +453,7 @@ def test_samples_are_a_folder_each(tmp_path, environment):
     some = features.open(folder.root, "composition")
     known = some.rows_of(ids)
     assert some.ids_of(np.array(list(known.values()))) == list(known) == ids
-    table = (folder.root / "samples.tsv").read_text().splitlines()
-    assert len(table) == 1 + len(sheets)
+    assert len((folder.root / "samples.tsv").read_text().splitlines()) == 1 + len(sheets)
     export_of(folder, ["parquet"], tmp_path / "few", ids)
     few = pq.read_table(tmp_path / "few/embeddings.parquet")
     assert few.select(["sample", "id"]).to_pylist() == [
@@ -491,8 +476,7 @@ def test_parts_of_a_store_are_delivered_too(tmp_path, environment):
     _, counts = compared(folder)
     assert counts.taken
     merge(folder, OUTPUTS, 0, order="shard")
-    taken = folder.read_plan().taken[0]
-    damaged(tmp_path / taken.path)
+    damaged(tmp_path / folder.read_plan().taken[0].path)
     with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
         merge(folder, OUTPUTS, 0, order="shard")
     assert not folder.plan.exists(), "the next run plans without it"
@@ -540,8 +524,7 @@ def test_a_disk_without_second_names_has_copies(run, monkeypatch, has_links):
 
 def test_nothing_is_ok(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
-    plan = verbs.plan([("a", "RAISE"), ("b", "RAISEK")], "poison", cost=1)
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([("a", "RAISE"), ("b", "RAISEK")], "poison", cost=1))
     folder = verbs.run_folder
     found, counts = compared(folder)
     assert found == [] and counts.failed == 2

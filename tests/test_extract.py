@@ -172,8 +172,7 @@ def test_workers_that_die_on_everything_are_not_started_for_ever(verbs, monkeypa
     monkeypatch.setenv("PYTHONPATH", verbs.environment["PYTHONPATH"])
     records = [(str(n), "CRASH" + "A" * n) for n in range(4)]
     plan = verbs.plan(records, "poison", {"batch_records": 1})
-    words = ["extract", str(verbs.run_folder.root), plan["shards"][0]["shard"]]
-    assert main(words) == 3
+    assert main(["extract", str(verbs.run_folder.root), plan["shards"][0]["shard"]]) == 3
     said = capsys.readouterr().err
     assert "3 workers died in a row: was killed by SIGABRT" in said
     assert said.count("starting another") == 2
@@ -345,8 +344,7 @@ def test_a_child_that_the_workload_forked_ends_with_its_worker(verbs, letters, m
     children = verbs.folder / "children"
     records = [*GOOD, ("bad", f"EARLYCHILD{letters}")]
     plan = verbs.plan(records, "poison", {"children": str(children)})
-    said = " ".join(verbs.extract(plan, 0, "--stall-seconds", "1").split())
-    assert manner in said
+    assert manner in " ".join(verbs.extract(plan, 0, "--stall-seconds", "1").split())
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"]) == (len(GOOD), 1)
     pids = children.read_text().split()
@@ -377,8 +375,7 @@ def test_two_batches_in_flight_when_a_worker_dies_are_both_tried_alone(verbs):
     """The device's orders are given ahead: whose fault it was, nobody can tell."""
     file, records = verbs.folder / "computed.txt", [*GOOD, ("bad", "LATECRASHK")]
     options = {"late_beside": True, "computed": str(file), "batch_records": 5}
-    plan = computed(verbs, records, (20, 1, 2), **options)
-    assert not log_of(verbs, plan).exists()
+    assert not log_of(verbs, computed(verbs, records, (20, 1, 2), **options)).exists()
     attempts = file.read_text().splitlines()
     assert attempts.count("LATECRASHK") == 2
     assert set(attempts) == {sequence for _, sequence in records}

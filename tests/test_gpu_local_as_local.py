@@ -239,9 +239,8 @@ def test_two_users_respect_each_other(machine_of, open_folder):
     theirs = other.start("--config", "jobs=2", variables=home)
     started = wait_for(lambda: [n for n in "01" if other.has(f"{n}.gpu")])
     (waiting,) = {*"01"} - {*started}
-    assert sorted([mine.text("0.gpu").strip(), other.text(f"{started[0]}.gpu").strip()]) == (
-        mine.node.uuids
-    )
+    held = sorted([mine.text("0.gpu").strip(), other.text(f"{started[0]}.gpu").strip()])
+    assert held == mine.node.uuids
     other.wait_for_line(theirs, r"waiting for 1 GPU \(.*\(root: rule held, jobid 1\)")
     other.wait_for_line(theirs, r"waiting for 1 GPU \(.*\(nobody: rule held, jobid \d\)")
     shown = [re.search(r" (root|nobody) ", row)[1] for row in mine.leases.list()[1:]]

@@ -220,10 +220,10 @@ def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_
     said = verbs.extract(plan, status=3).splitlines()[-1]
     assert "every device failed 2 times" in said
     assert "memory ran out while the model was loaded (" in said
-    assert (
+    told = (
         "take a GPU with more memory, `gpus_per_job: 2` (a model spread over several) or a smaller"
-        in said
     )
+    assert told in said
     plan = verbs.plan([("a", "MKV")], "poison", options, device="cuda", gpus=2)
     assert "2 GPUs are wanted and there are 1; ask for fewer." in verbs.extract(plan, status=2)
 

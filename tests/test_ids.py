@@ -85,10 +85,8 @@ def test_accessions_give_what_whole_ids_give(run, tmp_path, capfd, command):
     other.mkdir()
     path = table(other / "kinds.csv", id_column="my protein")
     refused = said(capfd, *words_of(command, run, path, other), status=2)
-    assert (
-        "no column of ids is found (columns: 'number', 'my protein', 'kind'); call the right"
-        in refused
-    )
+    found = "no column of ids is found (columns: 'number', 'my protein', 'kind'); call the right"
+    assert found in refused
     assert "--id-column" in refused
     said(capfd, *words_of(command, run, path, other), "--id-column", "my protein")
     assert results_of(command, other) == found[str]
@@ -103,8 +101,7 @@ def test_few_matches_are_an_error_and_some_are_said(run, tmp_path, capfd, comman
     assert f"{path}: only 15 of its 40 ids is a record of {run}" in refused
     assert "in other capitals, 25 of the others would match" in refused
     path = table(tmp_path / "kinds.csv", kinds=KINDS | {"a|b|c": "x", "a|d|c": "y"})
-    told = said(capfd, *words)
-    assert f"{path}: 2 of its 42 ids are no record of {run}: 'b', 'd'." in told
+    assert f"{path}: 2 of its 42 ids are no record of {run}: 'b', 'd'." in said(capfd, *words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -126,8 +123,7 @@ def test_what_is_no_number_is_no_label_and_words_for_it_are_said(run, tmp_path, 
     said(capfd, *words_of("transfer", run, path, tmp_path))
     assert "NaN" not in (tmp_path / "t.tsv").read_text()
     said(capfd, *words_of("groups", run, path, tmp_path))
-    groups = pq.read_table(tmp_path / "g.parquet")["group"].to_pylist()
-    assert sorted(groups) == ["0.0", "1.0"]
+    assert sorted(pq.read_table(tmp_path / "g.parquet")["group"].to_pylist()) == ["0.0", "1.0"]
     kinds = {id: ("nan", "virus", "Virus")[n % 3] for n, id in enumerate(HEADERS)}
     path = table(tmp_path / "kinds.csv", kinds=kinds)
     told = said(capfd, *words_of("groups", run, path, tmp_path))

@@ -296,7 +296,6 @@ def test_who_looks_at_a_journal_that_becomes_a_part_sees_nothing(tmp_path, monke
 def test_another_schema_starts_over(tmp_path):
     path = tmp_path / "j.arrows"
     write(path, [0]).close()
-    other = part_schema(pa.schema({"value": pa.list_(pa.float32(), 5)}))
-    again = Journal(path, other, 10)
+    again = Journal(path, part_schema(pa.schema({"value": pa.list_(pa.float32(), 5)})), 10)
     again.close()
     assert again.num_resumed == 0

@@ -109,10 +109,8 @@ def test_a_run_in_pods(tmp_path, environment, gpu_node):
     assert process.returncode == 0, said
     assert workflow.counts()["ok"] == 30 and "failed." in said
     assert "Has the job been deleted manually?" in said
-    assert (
-        not cluster.secrets
-        and ("POST", "/apis/batch/v1/namespaces/default/jobs") in cluster.requests
-    )
+    assert not cluster.secrets
+    assert ("POST", "/apis/batch/v1/namespaces/default/jobs") in cluster.requests
     spans = workflow.spans()
     assert set(spans) <= set(node.uuids) and max(map(most_at_once, spans.values())) == 1
     check_pods(cluster, volume)

@@ -193,17 +193,7 @@ def test_children_keep_a_lease_on_purpose_only(node_of):
     child = int(leases(run=["sh", "-c", script])[0])
     assert HELD in leases("--wait", 0, status=3)[1], "the child may hold the device's memory"
     heading, row = leases.list()
-    assert heading.split() == [
-        "GPU",
-        "STATE",
-        "SLOT",
-        "PID",
-        "USER",
-        "SINCE",
-        "COMMAND",
-        "OR",
-        "REASON",
-    ]
+    assert " ".join(heading.split()) == "GPU STATE SLOT PID USER SINCE COMMAND OR REASON"
     assert f" {child} " in row and "left by" in row
     os.kill(child, signal.SIGKILL)
     wait_for(lambda: leases.num_held() == 0)
@@ -218,8 +208,7 @@ def test_children_keep_a_lease_on_purpose_only(node_of):
             print(child.pid, flush=True)
     """
     for word, is_held in (("", False), ("keep", True)):
-        process = leases.python(code, word)
-        child = int(process.communicate(timeout=PATIENCE_SECONDS)[0])
+        child = int(leases.python(code, word).communicate(timeout=PATIENCE_SECONDS)[0])
         assert leases.num_held() == is_held
         os.kill(child, signal.SIGKILL)
 
@@ -314,8 +303,7 @@ def test_a_watched_command_cannot_lose_its_lease(node_of):
     """The kernel kills the command before it tells whoever waits for the watcher."""
     leases = node_of(1)
     closes = "import os; os.closerange(3, 100); print('ready', flush=True); print(input())"
-    run = [sys.executable, "-c", closes]
-    process = leases.start("--watch", run=run, stdin=subprocess.PIPE)
+    process = leases.start("--watch", run=[sys.executable, "-c", closes], stdin=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
     assert leases.num_held() == 1, "it closed what it inherited"
     process.kill()
@@ -477,9 +465,8 @@ def test_devices_that_fail_are_left_out_with_the_reason(node_of):
     leases.node.gpus[2].lost = True
     leases.node.write()
     _, err = waiting.communicate(timeout=PATIENCE_SECONDS)
-    assert waiting.returncode == 3 and "GPU 2 (2200): GPU is lost" in err, (
-        "waiting would be of no use"
-    )
+    assert waiting.returncode == 3, "waiting would be of no use"
+    assert "GPU 2 (2200): GPU is lost" in err
     end(holder)
 
 
@@ -520,10 +507,8 @@ def test_no_visible_gpu_is_a_lease_of_the_cpu(node_of, mask):
     leases = node_of(1)
     variables = {"CUDA_VISIBLE_DEVICES": mask}
     out, said = leases("--gpus", 2, variables=variables)
-    assert (
-        out == ""
-        and f"leased the CPU: no GPU is visible here: CUDA_VISIBLE_DEVICES='{mask}'" in said
-    )
+    assert out == ""
+    assert f"leased the CPU: no GPU is visible here: CUDA_VISIBLE_DEVICES='{mask}'" in said
     assert "no GPU is visible here" in leases("--device", "cuda", status=2, variables=variables)[1]
 
 
@@ -537,8 +522,7 @@ def test_no_driver_is_a_lease_of_the_cpu(node_of):
 
 def test_a_lease_without_a_command_says_one_that_works(node_of):
     leases = node_of(1)
-    said = leases("--gpus", 1, run=[], status=2)[1]
-    example = said.strip().partition("as in: ")[2].split()
+    example = leases("--gpus", 1, run=[], status=2)[1].strip().partition("as in: ")[2].split()
     assert example[:2] == ["featuremill", "lease"] and example[-2] == "--"
     assert leases(*example[2:-2], run=example[-1:])[1].count("leased GPU 0 (0000)") == 1
 
@@ -548,14 +532,8 @@ def test_a_command_without_dashes_before_it_is_shown_with_them(verbs, words):
     said = verbs("lease", *words, status=2)
     shown = shlex.split(said.strip().partition("as in: ")[2])
     command = words[words.index("python") :] if "python" in words else words
-    assert shown == [
-        "featuremill",
-        "lease",
-        "--gpus",
-        "2" if "--gpus" in words else "1",
-        "--",
-        *command,
-    ]
+    num_gpus = "2" if "--gpus" in words else "1"
+    assert shown == ["featuremill", "lease", "--gpus", num_gpus, "--", *command]
     assert f"{command[0]}: this is no option; write the command after --" in said
 
 

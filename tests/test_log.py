@@ -150,15 +150,13 @@ def test_what_takes_no_time_says_nothing(clock, caplog):
 
 def test_the_last_error_of_a_log_is_that_of_its_last_attempt(tmp_path, capsys):
     path = tmp_path / "logs" / "x.log"
-    arguments = ["plan", str(tmp_path / "run"), "--config", written("["), "--log", str(path)]
-    assert main(arguments) == 2
+    assert main(["plan", str(tmp_path / "run"), "--config", written("["), "--log", str(path)]) == 2
     assert "my.yaml:1: this is not valid YAML" in log.last_error(path)
     with path.open("a") as file:
         file.write("\n2026-01-01 00:00:00,000 DEBUG   featuremill.plan: begin: another\nrubbish \n")
     assert log.last_error(path) == ""
-    assert (
-        main(["plan", str(tmp_path / "run"), "--config", "no.yaml", "--log-file", str(path)]) == 2
-    )
+    words = ["plan", str(tmp_path / "run"), "--config", "no.yaml", "--log-file", str(path)]
+    assert main(words) == 2
     assert "no.yaml: this config cannot be read" in log.last_error(path)
     assert log.last_error(tmp_path / "none.log") == ""
 

@@ -107,9 +107,8 @@ def test_the_failed_table_has_every_record_without_values(run):
     merge(run, ALL, 0)
     with (run.root / "failed.tsv").open(newline="") as handle:
         rows = list(csv.DictReader(handle, delimiter="\t"))
-    assert [(row["id"], row["line"], row["status"]) for row in rows] == [
-        ("refused", "9", "refused")
-    ]
+    told = [(row["id"], row["line"], row["status"]) for row in rows]
+    assert told == [("refused", "9", "refused")]
     assert "stop codon" in rows[0]["reason"]
 
 
@@ -309,10 +308,9 @@ def test_parts_with_other_columns_are_refused(run):
     one = plan["shards"][0]["shard"]
     path, receipt = run.part(plan["recipe"], one), run.receipt(plan["recipe"], one)
     table = pa.ipc.open_stream(path.read_bytes()).read_all()
-    with pa.ipc.new_stream(
-        str(path), table.rename_columns([*table.column_names[:3], "y"]).schema
-    ) as s:
-        s.write_table(table.rename_columns([*table.column_names[:3], "y"]))
+    table = table.rename_columns([*table.column_names[:3], "y"])
+    with pa.ipc.new_stream(str(path), table.schema) as stream:
+        stream.write_table(table)
     write_sealed(receipt, read_sealed(receipt) | {"part": digest_of_file(path)})
     with pytest.raises(IntegrityError, match="its columns are not those of the other parts"):
         merge(run, ["parquet"], 0)
@@ -367,8 +365,7 @@ def test_old_results_never_stand_beside_new_ones(run):
 
 
 def test_a_manifest_that_lost_a_row_is_refused(run):
-    table = pq.read_table(run.records)
-    pq.write_table(table.slice(0, 37), run.records)
+    pq.write_table(pq.read_table(run.records).slice(0, 37), run.records)
     with pytest.raises(IntegrityError, match="does not belong to plan"):
         merge(run, ALL, 0)
     run.records.unlink()
@@ -427,13 +424,11 @@ def test_an_output_with_nothing_to_hold_is_refused(run):
 
 def test_more_failures_than_allowed_deliver_nothing_and_name_the_list(verbs):
     records = [("good", "MKV"), ("bad with a story", "RAISEA"), ("same", "RAISEA")]
-    plan = verbs.plan([*records, ("no", "M*V")], "poison")
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([*records, ("no", "M*V")], "poison"))
     said = verbs("merge", verbs.run_folder.root, "--outputs", "parquet", status=2)
     assert "2 of 4 records failed and max_failed is 0" in said and "failed.tsv has each one" in said
-    assert "failed.fa their sequences; featuremill retry results/test" in said.replace(
-        str(verbs.folder) + "/", ""
-    )
+    said = said.replace(f"{verbs.folder}/", "")
+    assert "failed.fa their sequences; featuremill retry results/test" in said
     sequences = (verbs.run_folder.store / "failed.fa").read_text()
     assert sequences == ">bad with a story\nRAISEA\n>same\nRAISEA\n"
     listed = (verbs.run_folder.store / "failed.tsv").read_text()
@@ -446,8 +441,7 @@ def test_more_failures_than_allowed_deliver_nothing_and_name_the_list(verbs):
 
 
 def test_only_failures_make_empty_results(verbs):
-    plan = verbs.plan([("bad", "RAISEA")], "poison")
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([("bad", "RAISEA")], "poison"))
     verbs("merge", verbs.run_folder.root, "--outputs", *ALL, "--max-failed", "1")
     assert np.load(verbs.run_folder.root / "embeddings.npy").shape == (0, 1)
     assert len(featuremill.load(verbs.run_folder.root)) == 0
@@ -461,19 +455,14 @@ def test_records_that_were_cleaned_are_listed_with_what_was_done(verbs):
     assert head == "id\tsource\tline\tnote"
     told = {row.split("\t")[0]: row.split("\t")[2:] for row in rows}
     dropped, read = "* at the end dropped", "J read as X"
-    assert told == {
-        "stop": ["3", dropped],
-        "odd": ["5", read],
-        "both": ["7", f"{dropped}; {read}"],
-    }
+    assert told == {"stop": ["3", dropped], "odd": ["5", read], "both": ["7", f"{dropped}; {read}"]}
     verbs.extract(verbs.plan([("good", "MKV")], "composition"))
     merge(verbs.run_folder, ["parquet"], 2)
     assert (verbs.run_folder.root / "notes.tsv").read_text() == f"{head}\n"
 
 
 def test_failed_records_that_are_no_sequences_leave_the_fasta_empty(verbs, monkeypatch, caplog):
-    plan = verbs.plan([("bad", "RAISEA"), ("worse", "RAISEC")], "poison")
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([("bad", "RAISEA"), ("worse", "RAISEC")], "poison"))
     monkeypatch.setattr(accounts, "SEQUENCE", re.compile(b"[A-Z]*A"))
     monkeypatch.setattr(logging.getLogger("featuremill"), "propagate", True)
     with caplog.at_level("INFO"):

@@ -310,12 +310,10 @@ def test_clean_leaves_what_only_looks_like_ours(run, keep, caplog):
     assert len(mine) > 250
     with contextlib.suppress(UserError):  # a file in a folder of results is not what merge wrote
         clean.run(argparse.Namespace(run_folder=run.root, keep=keep, yes=True))
-    lost = [path for path in mine if not path.exists() or path.read_bytes() != b"mine"]
-    assert not lost
+    assert not [path for path in mine if not path.exists() or path.read_bytes() != b"mine"]
     if keep == "nothing":
         left = {path for path, content in contents(run.root).items() if content != b"mine"}
-        others = {path for path in left if not ours.is_beside(path.name)}
-        assert not others, "all else was ours"
+        assert not {path for path in left if not ours.is_beside(path.name)}, "all else was ours"
         assert f"{len(mine) - clean.MOST_NAMED:,} more" in caplog.text
 
 

@@ -75,13 +75,8 @@ OF_ONE_WORKLOAD = {
 """What ESM-2's values cannot fill: test_geneformer.py, test_geneformer_genes.py, test_llm_json.py,
 test_scores.py and test_contacts.py have these."""
 ALL = [name for name in names() if name not in OF_ONE_WORKLOAD]
-OPTIONS = {
-    "model": "mill_t6_8M",
-    "layers": [3, 6],
-    "pool": ["mean", "bos"],
-    "per_residue": True,
-    "dtype": "fp32",
-}
+OPTIONS = {"model": "mill_t6_8M", "layers": [3, 6], "pool": ["mean", "bos"], "dtype": "fp32"}
+OPTIONS |= {"per_residue": True}
 
 
 ROWS = pa.list_(pa.struct({"variant": pa.string()}))
@@ -117,8 +112,7 @@ def done(tmp_path_factory, environment):
     verbs("weights", "mill_t6_8M", "--output", "weights.json")
     more = ("--weights", "weights.json")
     written = [(header.replace("NAME and", "NAME\t and"), HEADERS[header]) for header in HEADERS]
-    plan = verbs.plan(written, "esm2", OPTIONS, more=more)
-    verbs.extract(plan)
+    verbs.extract(verbs.plan(written, "esm2", OPTIONS, more=more))
     verbs("merge", verbs.run_folder.root, "--outputs", *ALL)
     return verbs
 
@@ -250,8 +244,7 @@ def test_each_pt_is_what_fair_esms_script_would_write(results, table):
     labels = [torch.load(path, weights_only=True)["label"] for path in shortened]
     assert sorted(labels) == ["../../outside", f"long {LONG}"]
     assert len(files_of(folder)) == len(IDS)
-    inside = {path.name for path in results.iterdir()}
-    assert not [name for name in inside if "outside" in name]
+    assert not [name for name in {path.name for path in results.iterdir()} if "outside" in name]
 
 
 def test_a_header_may_make_a_folder_that_is_named_like_a_table(tmp_path):
@@ -382,10 +375,8 @@ def test_small_blocks_make_the_same_files(run, monkeypatch):
     before = {files()[name]: about for name, about in before.items()}
     assert {file: after[file] for file in arrays} == {file: before[file] for file in arrays}
     again = anndata.read_h5ad(run.root / "embeddings.h5ad")
-    assert (
-        again.obs_names.tolist() == IDS
-        and (np.load(run.root / "embeddings.npy")[:, :320] == again.X).all()
-    )
+    assert again.obs_names.tolist() == IDS
+    assert (np.load(run.root / "embeddings.npy")[:, :320] == again.X).all()
 
 
 def test_export_gives_what_merge_would_have_written(run):
@@ -406,8 +397,7 @@ def test_export_gives_what_merge_would_have_written(run):
 
 def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys):
     merge(run, ["parquet"], 0)
-    command = ["export", str(run.root), "--to", "h5ad", "npy", "--to", "parquet"]
-    assert __main__.main(command) == 0
+    assert __main__.main(["export", str(run.root), "--to", "h5ad", "npy", "--to", "parquet"]) == 0
     assert "embeddings.parquet is there already" in capsys.readouterr().err
     assert isinstance(featuremill.load_matrix(run.root, "bos_layer_6")[1], np.memmap)
     status = ["status", str(run.root), "--json", "--verify"]
@@ -429,8 +419,7 @@ def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys)
     assert "--to h5ad" in str(problems) and "--to npy" in str(problems)
     merge(run, ["parquet"], 0)
     left = {path.name for path in run.root.iterdir()}
-    gone = {"embeddings.npy", "embeddings.npy.json", "exports.json"}
-    assert not left & gone
+    assert not left & {"embeddings.npy", "embeddings.npy.json", "exports.json"}
     assert "embeddings.h5ad" in left, "somebody changed it"
 
 
@@ -499,9 +488,8 @@ def test_commands_that_take_a_folder_take_its_config(verbs, tmp_path):
     verbs("export", "my.yaml", "--to", "npy")
     assert (verbs.run_folder.root / "embeddings.npy").exists()
     sets = {name: {"workload": "composition", "outputs": "parquet"} for name in ("a", "b")}
-    (tmp_path / "two.yaml").write_text(
-        yaml.safe_dump({"run": "two", "inputs": "in.fa", "features": sets})
-    )
+    two = {"run": "two", "inputs": "in.fa", "features": sets}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
     for name in sets:
         (tmp_path / "results" / "two" / name).mkdir(parents=True)
         (tmp_path / "results" / "two" / name / "plan.json").touch()
@@ -510,9 +498,8 @@ def test_commands_that_take_a_folder_take_its_config(verbs, tmp_path):
         names = "results/two/a, results/two/b"
         assert f"{typed}: it has 2 sets of features; name one of their folders: {names}." in said
     assert "none.yaml: there is no such config" in verbs("merge", "none.yaml", status=2)
-    assert "results/test: this is a folder; name the config" in verbs(
-        "estimate", "results/test", status=2
-    )
+    said = verbs("estimate", "results/test", status=2)
+    assert "results/test: this is a folder; name the config" in said
 
 
 def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
@@ -545,9 +532,8 @@ def test_a_part_that_was_only_finished_is_of_no_other_version():
         for versions in ({"torch": "2.9"}, {}, {"torch": "2.8"})
     )
     assert provenance.warnings_of([first, second]) == []
-    assert provenance.warnings_of([first, other]) == [
-        "parts were computed with different torch: 2.8, 2.9."
-    ]
+    said = ["parts were computed with different torch: 2.8, 2.9."]
+    assert provenance.warnings_of([first, other]) == said
 
 
 def test_a_column_never_takes_the_place_of_the_ids(tmp_path):

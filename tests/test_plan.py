@@ -51,16 +51,9 @@ def write_fasta(path, records):
 
 
 def make_plan(folder, fasta, cost=500, replan=False, threads=1):
-    config = validate(
-        {
-            "inputs": [str(fasta)],
-            "workload": "composition",
-            "device": "cpu",
-            "shards": {"cost": cost},
-        }
-    )
-    made = plan(Results(folder), config, None, replan=replan, threads=threads)
-    return made.plan.as_json()
+    asked = {"inputs": [str(fasta)], "workload": "composition", "device": "cpu"}
+    config = validate(asked | {"shards": {"cost": cost}})
+    return plan(Results(folder), config, None, replan=replan, threads=threads).plan.as_json()
 
 
 def shard_names(result):
@@ -295,10 +288,7 @@ def test_samples_and_files_of_all_kinds_are_the_same_in_pieces(tmp_path, monkeyp
     lines += ["s9,b.fa"] * has_shared
     (tmp_path / "sheet.csv").write_text("\n".join(lines) + "\n")
     monkeypatch.chdir(tmp_path)
-    alone, shared = (
-        records_of_plan(tmp_path / f"of-{threads}", threads, samples="sheet.csv")
-        for threads in (1, 2)
-    )
+    alone, shared = (records_of_plan(tmp_path / f"of-{n}", n, samples="sheet.csv") for n in (1, 2))
     assert alone == shared
     found = pq.read_table(tmp_path / "of-2" / "records.parquet").to_pylist()
     expected = [
@@ -310,9 +300,8 @@ def test_samples_and_files_of_all_kinds_are_the_same_in_pieces(tmp_path, monkeyp
 
 
 BAD = b">run_into_one\nM1>K\n"
-GOOD = b"".join(
-    b">%a\n%s\n" % (n, text.encode()) for n, (_, text) in enumerate(random_proteins(40))
-)
+PAIRS = enumerate(random_proteins(40))
+GOOD = b"".join(b">%a\n%s\n" % (n, text.encode()) for n, (_, text) in PAIRS)
 
 
 @pytest.mark.usefixtures("in_small_pieces")
@@ -344,8 +333,7 @@ def test_a_lost_shard_file_is_written_again(tmp_path):
     records = random_proteins(300)
     first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
     Results(tmp_path).shard(first["shards"][1]["shard"]).unlink()
-    second = make_plan(tmp_path, tmp_path / "in.fa")
-    check(tmp_path, second, records)
+    check(tmp_path, make_plan(tmp_path, tmp_path / "in.fa"), records)
 
 
 def test_the_same_sequence_under_two_ids_is_computed_once_and_delivered_twice(tmp_path):
@@ -358,8 +346,7 @@ def test_the_same_sequence_under_two_ids_is_computed_once_and_delivered_twice(tm
 
 def test_the_same_id_and_sequence_is_one_row(tmp_path):
     records = [("a", "MKV"), ("b", "MKL"), ("a", "MKV"), ("a", "MKV")]
-    result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
-    assert result["counts"]["duplicate"] == 2
+    assert make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))["counts"]["duplicate"] == 2
     status = pq.read_table(tmp_path / "records.parquet")["status"].to_pylist()
     assert status == ["planned", "planned", "duplicate", "duplicate"]
 
@@ -374,8 +361,7 @@ def test_one_id_with_two_sequences_refuses_those_records_alone(tmp_path, monkeyp
     ]
     fasta = write_fasta(tmp_path / "in.fa", records)
     result = make_plan(tmp_path, fasta, threads=threads)
-    counts = {"input": 9, "refused": 5, "duplicate": 1, "planned": 3, "unique": 3}
-    assert result["counts"] == counts
+    assert result["counts"] == {"input": 9, "refused": 5, "duplicate": 1, "planned": 3, "unique": 3}
     head = "the id stands for two different sequences"
     assert result["refusals"] == {head: 5} and result["notes"] == {}
     assert result["lengths"] == {"total": 8 + 3, "longest": 3, "costliest": 3}
@@ -408,16 +394,13 @@ def test_repeated_ids_are_found_in_several_passes(tmp_path, monkeypatch):
 
 
 def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
-    keys = np.array([(7, 0), (7, 1), (7, 2), (7, 3)], repeats_module.ID_KEY)
-    keys.tofile(tmp_path / "ids.bin")
+    np.array([(7, 0), (7, 1), (7, 2), (7, 3)], repeats_module.ID_KEY).tofile(tmp_path / "ids.bin")
     digests = [letter * 32 for letter in (b"1", b"2", b"1", b"3")]
     columns = {"id": ["a", "b", "a", "a"], "sha256": digests, "owner": [0, 0, 0, 1]}
-    absent = {field.name: pa.nulls(4, field.type) for field in ROWS}
-    table = pa.table(absent | columns).cast(ROWS)
+    table = pa.table({field.name: pa.nulls(4, field.type) for field in ROWS} | columns).cast(ROWS)
     with pa.ipc.new_stream(str(rows_path(tmp_path)), ROWS) as writer:
         writer.write_table(table)
-    rows = Rows([tmp_path])
-    found = repeats_module.find(rows, [tmp_path / "ids.bin"])
+    found = repeats_module.find(Rows([tmp_path]), [tmp_path / "ids.bin"])
     assert (found.repeats.tolist(), found.conflicts) == ([2], {})
 
 

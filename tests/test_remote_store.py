@@ -99,23 +99,19 @@ def test_parts_are_fetched_once_and_kept_in_the_first_layer(run, tmp_path, store
     assert run.finish_as_fresh() == 4
     names = {path.name for path in parts_of(store)}
     assert {path.rpartition("/")[2] for path in asked(server, ".arrows")} == names
-    assert {one.path for one in run.delivery.taken} == {
-        str(path) for path in parts_of(mine) if path.name in names
-    }
+    fetched = {str(path) for path in parts_of(mine) if path.name in names}
+    assert {one.path for one in run.delivery.taken} == fetched
     (reference,) = shared.references(mine)[0]
     assert names <= {f"{name}.arrows" for name in reference.parts}
     server.asked.clear()
-    again = Run(tmp_path / "third", mine, server.url).write(FORTY[5:])
-    assert again.finish() == []
-    alone = Run(tmp_path / "fourth", mine).write(FORTY)
-    assert alone.finish() == [], "without the network"
+    assert Run(tmp_path / "third", mine, server.url).write(FORTY[5:]).finish() == []
+    assert Run(tmp_path / "fourth", mine).write(FORTY).finish() == [], "without the network"
     assert not asked(server, ".arrows") and not asked(server, ".arrow"), "all is here already"
 
 
 def test_only_parts_with_a_wanted_record_are_fetched(tmp_path, store, server, caplog):
     caplog.set_level("INFO")
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY[:1])
-    assert run.finish() == []
+    assert Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY[:1]).finish() == []
     assert len(asked(server, ".arrows")) == 1 < len(parts_of(store))
     (part,) = parts_of(tmp_path / "mine")
     listed = f"{server.url}: {len(parts_of(store))} parts not here yet; fetching 1 of them ("
@@ -242,12 +238,10 @@ def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
         monkeypatch.setitem(sys.modules, "s3fs", None)
     else:
         monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(
-        UserError, match=r"^(config: )?store: [a-z0-9]+://[^ ]*: .*;.*\.$"
-    ) as refused:
+    with pytest.raises(UserError, match=r"^(config: )?store: [a-z0-9]+://[^ ]*: .*;.*\.$") as said:
         Run(tmp_path / "run", *stores).write(FORTY[:3]).plan()
     install = {"lacking": "pip install 'featuremill[remote]'", "s3": "pip install s3fs"}
-    assert install.get(where, "") in str(refused.value)
+    assert install.get(where, "") in str(said.value)
     monkeypatch.setenv("FEATUREMILL_STORE", server.url)
     with pytest.raises(UserError, match=r"^store: name the store's folder"):
         store_command.run(store_command.argparse.Namespace(act=None))
@@ -278,8 +272,7 @@ def test_a_remote_index_that_lies_changes_no_value(run, store, lie):
         return [row | told for row in rows] + more * (lie == "payload" and number == lacking[0])
 
     write_index(store, change)
-    computed = run.num_rows(run.compute(run.plan()))
-    assert computed == (40 if lie in ("part", "beyond") else 4)
+    assert run.num_rows(run.compute(run.plan())) == (40 if lie in ("part", "beyond") else 4)
     merge(run.results, OUTPUTS, 0)  # at the first try: plan itself has found the lie
     run.check()
 
@@ -325,8 +318,7 @@ def test_a_full_disk_is_not_the_fault_of_the_store(run, monkeypatch):
 
 
 def test_a_remote_part_that_is_there_again_is_taken(run, store, server):
-    victim = parts_of(store)[0]
-    server.harm[victim.name] = "gone"
+    server.harm[parts_of(store)[0].name] = "gone"
     assert run.plan().num_taken < 36
     server.harm.clear()
     assert run.num_rows(run.finish()) == 4

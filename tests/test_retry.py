@@ -99,8 +99,7 @@ def test_only_the_failed_records_run_again_and_all_else_keeps_its_bytes(failed):
     before = {path: path.read_bytes() for path in run.store.rglob("*.arrow*")}
     planned = failed.planned()
     assert len(planned["shards"]) == 2
-    dry = failed.retry("--dry-run")
-    assert "4 failed records would run again: 2 error, 1 nan, 1 oom" in dry
+    assert "4 failed records would run again: 2 error, 1 nan, 1 oom" in failed.retry("--dry-run")
     assert failed.planned() == planned
 
     said = failed.retry()
@@ -135,9 +134,8 @@ def test_only_failures_of_the_kind_that_is_asked_for(failed):
     failed.retry("--reason", "nan", "--reason", "oom")
     assert failed.compute() == ["GREEDKL", "NANK"]
     assert set(expected(BAD)) - set(failed.merge(max_failed=2)) == {"odd", "twin"}
-    assert "no record failed for it; there are 2 error." in failed.retry(
-        "--reason", "nan", status=2
-    )
+    said = failed.retry("--reason", "nan", status=2)
+    assert "no record failed for it; there are 2 error." in said
     failed.retry("--reason", "error")
     assert failed.compute() == ["RAISEK"]
     assert failed.merge() == expected([*GOOD, *BAD])
@@ -166,8 +164,7 @@ def test_an_earlier_failed_try_of_the_same_records_is_not_taken_up(failed):
     failed.retry("--reason", "nan")
     failed.compute()
     failed.plan_again([*GOOD, *BAD])
-    without = [record for record in (*GOOD, *BAD) if record[0] != "nan"]
-    failed.plan_again(without)
+    failed.plan_again([record for record in (*GOOD, *BAD) if record[0] != "nan"])
     failed.plan_again([*GOOD, *BAD])
     failed.compute()
     failed.retry("--reason", "nan")
@@ -214,8 +211,7 @@ def test_a_chain_of_retries_and_edits(failed):
     failed.retry()
     assert len(failed.planned()["shards"]) == 3, "that of nan alone had nothing left"
     edited = [*GOOD[1:], *BAD, ("new", "GGGG")]
-    planned = failed.plan_again(edited)
-    check(failed.run_folder, planned, edited)
+    check(failed.run_folder, failed.plan_again(edited), edited)
     failed.cure()
     assert failed.compute() == ["GGGG", "GREEDKL", "NANK", "RAISEK"]
     failed.plan_again([*GOOD, *BAD])
@@ -250,8 +246,7 @@ def test_many_failures_make_shards_of_the_usual_size(tmp_path, environment):
     run.plan_again(records + GOOD)
     run.compute()
     run.retry()
-    new = run.planned()["shards"][-5:]
-    assert [shard["cost"] for shard in new] == [20] * 5
+    assert [shard["cost"] for shard in run.planned()["shards"][-5:]] == [20] * 5
     check(run.run_folder, run.planned(), records + GOOD)
     run.cure()
     assert len(run.compute()) == 100
@@ -334,9 +329,8 @@ def test_a_death_at_any_step_leaves_a_plan_that_works(failed, step, count):
     failed.retry()
     failed.compute()
     failed.merge(max_failed=4)
-    died = subprocess.run(
-        [sys.executable, "-c", DIES, step, str(count)], cwd=failed.folder, env=failed.environment
-    )
+    words = [sys.executable, "-c", DIES, step, str(count)]
+    died = subprocess.run(words, cwd=failed.folder, env=failed.environment)
     assert died.returncode == 9
     if not failed.run_folder.plan.exists():  # then Snakemake plans
         failed.plan_again([*GOOD, *BAD])
@@ -371,9 +365,8 @@ def test_sigkill_at_twenty_moments(failed):
     seconds = time.monotonic() - began
     plan, num_without_plan = failed.run_folder.plan, 0
     for number in range(20):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SLOW_DISK], cwd=failed.folder, env=failed.environment
-        )
+        words = [sys.executable, "-c", SLOW_DISK]
+        process = subprocess.Popen(words, cwd=failed.folder, env=failed.environment)
         if number % 2:
             time.sleep(seconds * rng.uniform(0.7, 1.5))
         else:

@@ -40,12 +40,10 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     assert "\n1 step done\n" in said, "not of how many: a plan adds steps"
     assert "workflow specific profile" not in said
     results = tmp_path / "results" / "my"
-    last = run_lock.read(results)
-    assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
+    assert run_lock.read(results).command == "featuremill run 'my run.yaml' --cores 1 -- plan"
     bad = desk.type("featuremill", "run", "bad.yaml", status=2)
-    assert bad.err.splitlines()[-1].startswith(
-        "error: bad.yaml:2: options.model: what: this file does"
-    )
+    said = bad.err.splitlines()[-1]
+    assert said.startswith("error: bad.yaml:2: options.model: what: this file does")
     monkeypatch.chdir(tmp_path)
     whole = "featuremill run 'my run.yaml' --cores 1"
     assert command_line.again(results) == whole, "the target was for that time"
@@ -102,8 +100,7 @@ def test_which_verbs_run_again_for_a_key(key, value, verbs):
     """As Snakemake compares what a rule's `reruns` returns."""
     config = {"inputs": ["my.fa"], "workload": "composition"}
     before, after = (validate(one) for one in (config, {**config, key: value}))
-    changed = {v for v in WITHOUT_EFFECT if counted(before, v) != counted(after, v)}
-    assert changed == verbs
+    assert {v for v in WITHOUT_EFFECT if counted(before, v) != counted(after, v)} == verbs
 
 
 @pytest.mark.parametrize(
@@ -347,9 +344,8 @@ def test_a_lock_of_a_living_run_does_not_advise_to_unlock(tmp_path, monkeypatch,
     handler.name = screen.internals.SCREEN
     monkeypatch.setattr(screen.internals.log, "handlers", [handler])
     screen.filter_output(SimpleNamespace())
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
         other.stdout.readline()
         assert not handler.filter(record)
         said = capsys.readouterr().err

@@ -65,20 +65,16 @@ def test_a_wrong_sheet_is_refused_with_its_line(tmp_path, text, problem):
 
 
 def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
-    table = pd.DataFrame(
-        {"sample": ["b", "a", "a"], "file": ["b.fa", "x.fa", "b.fa"], "year": ["01", "2", "2"]}
-    )
+    columns = {"sample": ["b", "a", "a"], "file": ["b.fa", "x.fa", "b.fa"]}
+    table = pd.DataFrame({**columns, "year": ["01", "2", "2"]})
     table.to_csv(tmp_path / "s.csv", index=False)
     table[::-1].sort_values("file", ascending=False).to_csv(tmp_path / "s.tsv", index=0, sep="\t")
     table.to_parquet(tmp_path / "s.parquet")
     found = [samples.read(tmp_path / f"s.{suffix}") for suffix in ("csv", "tsv", "parquet")]
     for sheet in found:
         assert sheet.about == {"sample": ["a", "b"], "year": ["2", "01"]}
-        assert [(row.owner, row.file) for row in sheet.rows] == [
-            (0, "x.fa"),
-            (0, "b.fa"),
-            (1, "b.fa"),
-        ]
+        told = [(row.owner, row.file) for row in sheet.rows]
+        assert told == [(0, "x.fa"), (0, "b.fa"), (1, "b.fa")]
         assert sheet.shared == ["b.fa"]
         assert [*sheet.passes()] == [{"x.fa": 0, "b.fa": 0}, {"b.fa": 1}]
     with pytest.raises(UserError, match=r"s\.csv:3: x\.fa: this file does not exist"):
@@ -92,7 +88,7 @@ def test_all_that_is_wrong_with_a_sheet_is_said_at_once(tmp_path, monkeypatch):
         samples.read(Path("s.csv"))
     said = str(caught.value)
     assert re.search(
-        r"s\.csv:3: sample 'no/name': .* And s\.csv:4: ~/a\.fa: ~ works only in a sh", said
+        r"s\.csv:3: sample 'no/name': .* And s\.csv:4: ~/a\.fa: ~ works only in a ", said
     )
     assert "And s.csv:2: gone.fa: this file does not exist" in said
     (tmp_path / "s.csv").write_text("sample,file\na,gone.fa\nb,b.fa\n")
@@ -121,23 +117,20 @@ def test_a_folder_called_like_a_samples_says_nothing_of_a_file_in_it(tmp_path):
         pq.write_table(rows, tmp_path / "sample=7" / name)
     table = Table(tmp_path / "sample=7/embeddings.parquet")
     assert table.schema.names == table.id_columns.names == ["id"]
-    assert [batch.to_pylist() for _, batch in table.batches(WHOLE)] == [
-        [{"sample": "", "id": "p1"}]
-    ]
+    ((_, rows),) = table.batches(WHOLE)
+    assert rows.to_pylist() == [{"sample": "", "id": "p1"}]
     inside = Table(tmp_path / "sample=7/embeddings")
     assert inside.schema.names == ["id", "sample"]
     assert inside.id_columns == OF_SAMPLES
-    assert [batch.to_pylist() for _, batch in inside.batches(WHOLE)] == [
-        [{"sample": "a", "id": "p1"}]
-    ]
+    ((_, rows),) = inside.batches(WHOLE)
+    assert rows.to_pylist() == [{"sample": "a", "id": "p1"}]
 
 
 def test_a_step_whose_files_cannot_name_a_sample_refuses_them():
     heads = {"h": {"labels": "l.csv", "column": "c"}}
     told = {"samples": "s.tsv", "translate": {"by": "virnucpro"}, "heads": heads, "virnucpro": {}}
-    with pytest.raises(
-        UserError, match=r"^config: virnucpro: this step takes no samples; leave it"
-    ):
+    said = "^config: virnucpro: this step takes no samples; leave it"
+    with pytest.raises(UserError, match=said):
         project.validate({"workload": "composition", **told})
 
 
@@ -162,8 +155,7 @@ def test_labels_are_of_a_record_of_a_sample(tmp_path):
 
 
 def test_without_samples_nothing_tells_of_them():
-    told = config.validate({"inputs": "a.fa", "workload": "composition"})
-    assert not told.samples
+    assert not config.validate({"inputs": "a.fa", "workload": "composition"}).samples
     with pytest.raises(UserError, match="inputs: this is missing"):
         config.validate({"workload": "composition"})
 
@@ -181,8 +173,7 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
     asked = config.validate({"samples": str(tmp_path / "s.tsv"), "workload": "scores"})
 
     def records():
-        sheet = samples.read(tmp_path / "s.tsv")
-        found = list(_chunks(asked, options, tmp_path, sheet))
+        found = list(_chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv")))
         assert [chunk.first for chunk in found] == [0, 4, 8]
         return [
             one
@@ -216,8 +207,7 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "records", _noting(opened, scores.records))
     options = scores.Options(variants="listed", variants_file="v.tsv")
     asked = config.validate({"samples": "s.tsv", "workload": "scores"})
-    sheet = samples.read(tmp_path / "s.tsv")
-    chunks = _chunks(asked, options, tmp_path, sheet)
+    chunks = _chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv"))
     found = [
         one for chunk in chunks for one in zip(chunk.owners, chunk.sources, chunk.ids, strict=True)
     ]
@@ -268,9 +258,8 @@ def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tm
             ["r1"],
             ["r1"],
         ]
-        with pytest.raises(
-            WorkloadError, match=r"a\.fa:2: this record comes after those of another"
-        ):
+        said = r"a\.fa:2: this record comes after those of another"
+        with pytest.raises(WorkloadError, match=said):
             once.refuse_more()
 
 
@@ -305,13 +294,7 @@ ROWS = [
 
 def test_every_table_says_which_sample(of_samples):
     run, found = of_samples
-    assert found["counts"] == {
-        "input": 8,
-        "refused": 1,
-        "duplicate": 2,
-        "planned": 5,
-        "unique": 3,
-    }
+    assert found["counts"] == {"input": 8, "refused": 1, "duplicate": 2, "planned": 5, "unique": 3}
     assert [(entry["path"], entry["records"]) for entry in found["inputs"]] == [
         ("samples.tsv", 0),
         ("c.fa", 2),
@@ -323,14 +306,12 @@ def test_every_table_says_which_sample(of_samples):
     frame = featuremill.load(run.root)
     assert list(zip(frame["sample"], frame.index, strict=True)) == keys
     assert frame["composition"].iloc[3][LETTER_W] == 1
-    late = featuremill.load(run.root, samples=["late"])
-    assert late.index.tolist() == ["p1", "p3"]
+    assert featuremill.load(run.root, samples=["late"]).index.tolist() == ["p1", "p3"]
     with pytest.raises(UserError, match="no record of sample 'none'"):
         featuremill.load(run.root, samples=["none"])
     in_one = pq.read_table(run.root / "embeddings.parquet")
-    assert in_one.column_names[:6] == [
-        *("id", "accession", "description", "length", "sha256", "sample"),
-    ]
+    names = ["id", "accession", "description", "length", "sha256", "sample"]
+    assert in_one.column_names[:6] == names
     folders = pq.read_table(run.root / "embeddings")
     assert folders.column_names[-1] == "sample"
     assert folders["sample"].cast(pa.string()).to_pylist() == [sample for sample, _ in keys]

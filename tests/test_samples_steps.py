@@ -70,8 +70,7 @@ def table_of(folder, rows, head):
 
 def grouped(folder, run, table=None, column=None):
     output = folder / "groups.parquet"
-    section = Groups(table=table and str(table), column=column, pool="sum")
-    write.pool(run, section, output)
+    write.pool(run, Groups(table=table and str(table), column=column, pool="sum"), output)
     members = rows_of(folder / "groups.members.tsv")
     told = json.loads((folder / "groups.json").read_text())
     return SimpleNamespace(rows=pq.read_table(output).to_pylist(), members=members, told=told)
@@ -168,8 +167,7 @@ def nearest(vectors, of, labelled):
 
 
 def test_labels_are_transferred_by_sample_and_id(run, tmp_path, vectors):
-    labels = table_of(tmp_path, LABELS, ("sample", "id", "kind"))
-    found = transferred(tmp_path, run, labels)
+    found = transferred(tmp_path, run, table_of(tmp_path, LABELS, ("sample", "id", "kind")))
     label_of = {(s, id): kind for s, id, kind in LABELS if (s, id) in vectors}
     assert [(row["sample"], row["id"]) for row in found.rows] == list(vectors)
     for row in found.rows:

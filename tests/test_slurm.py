@@ -81,11 +81,8 @@ def ends_well(process, seconds=400):
 
 def seconds_of(receipts):
     """Return the seconds from the first start of a shard to the last end."""
-    times = [
-        datetime.datetime.fromisoformat(receipt[key])
-        for receipt in receipts
-        for key in ("started", "finished")
-    ]
+    keys = ("started", "finished")
+    times = [datetime.datetime.fromisoformat(one[key]) for one in receipts for key in keys]
     return (max(times) - min(times)).total_seconds()
 
 
@@ -208,10 +205,8 @@ def test_the_demo_on_both_roads(tmp_path, environment, slurm_cluster):
 @pytest.fixture
 def two_nodes(tmp_path, gpu_node, slurm_cluster):
     """Return a cluster of two nodes with two GPUs each, and the environment of its jobs."""
-    nodes = {
-        name: gpu_node(*[Gpu(uuid=f"GPU-{name}-{index}") for index in range(2)])
-        for name in ("gpu1", "gpu2")
-    }
+    names = ("gpu1", "gpu2")
+    nodes = {name: gpu_node(*[Gpu(uuid=f"GPU-{name}-{n}") for n in range(2)]) for name in names}
     prolog = tmp_path / "prolog"
     lines = "".join(
         f"if [ $SLURMD_NODENAME = {name} ]; then\n"
@@ -224,8 +219,7 @@ def two_nodes(tmp_path, gpu_node, slurm_cluster):
     )
     prolog.write_text("#!/bin/sh\n" + lines)
     prolog.chmod(0o755)
-    cluster = slurm_cluster(nodes=2, gpus=2, more_conf=f"TaskProlog={prolog}\n")
-    return cluster, nodes
+    return slurm_cluster(nodes=2, gpus=2, more_conf=f"TaskProlog={prolog}\n"), nodes
 
 
 def test_what_a_cluster_does_to_jobs_costs_nothing(tmp_path, environment, two_nodes):
@@ -236,8 +230,7 @@ def test_what_a_cluster_does_to_jobs_costs_nothing(tmp_path, environment, two_no
     local = SlurmRun(tmp_path / "local", environment, nodes["gpu1"], cluster, 6, **options)
     local("--cores", "32")
     run = SlurmRun(tmp_path / "run", environment, nodes["gpu1"], cluster, 6, **options)
-    paths = run.receipt_paths()
-    process = run.plugin("--", *paths)
+    process = run.plugin("--", *run.receipt_paths())
     jobs = cluster.wait_until(lambda: (found := run.extracts()) and len(found) == 4 and found)
     cluster.wait_until(run.spans)
     hold.touch()  # no batch ends before all of it has happened

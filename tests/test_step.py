@@ -240,8 +240,7 @@ def test_what_is_wrong_is_refused_before_any_job(tmp_path, environment, section,
     (tmp_path / "few.fa").write_text(">p\nMKV\n")
     (tmp_path / "my.yaml").write_text(text + section + "\n")
     line = text.count("\n") + 1
-    desk = Desk(tmp_path, environment)
-    said = desk.type("featuremill", "status", "my.yaml", status=2).err
+    said = Desk(tmp_path, environment).type("featuremill", "status", "my.yaml", status=2).err
     assert f"my.yaml:{line}: {sentence}" in said
 
 

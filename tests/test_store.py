@@ -261,10 +261,8 @@ def test_a_store_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, where):
 
 
 def test_what_failed_is_not_taken(tmp_path, store):
-    first = Run(tmp_path / "first", store).write(FORTY[:20])
-    first.finish(failed=FORTY[:3], max_failed=3)
-    second = Run(tmp_path / "second", store).write(FORTY[:20])
-    assert second.finish_as_fresh() == 3
+    Run(tmp_path / "first", store).write(FORTY[:20]).finish(failed=FORTY[:3], max_failed=3)
+    assert Run(tmp_path / "second", store).write(FORTY[:20]).finish_as_fresh() == 3
 
 
 def test_another_version_option_or_weights_of_the_same_name_find_nothing(tmp_path, store):
@@ -296,8 +294,7 @@ def test_what_a_run_computed_itself_stays_its_own(tmp_path, store, filled):
 def test_retry_leaves_what_was_taken_where_it_is(run):
     run.finish(failed=FORTY[37:39], max_failed=2)
     assert retry([run.results], ())
-    planned = run.results.read_plan()
-    run.compute(planned)
+    run.compute(run.results.read_plan())
     merge(run.results, OUTPUTS, 0)
     run.check()
 
@@ -432,8 +429,7 @@ def test_the_command_says_who_needs_what_and_removes_only_what_no_run_refers_to(
     assert set(parts_of(store)) > needed
     store_command.remove(store, second.results.read_plan().recipe[:6], 0, is_meant=True)
     assert set(parts_of(store)) == needed
-    again = Run(tmp_path / "again", store).write(FORTY)
-    assert again.finish() == []
+    assert Run(tmp_path / "again", store).write(FORTY).finish() == []
 
 
 def test_a_finished_run_is_added_without_a_copy(tmp_path, store, caplog):
@@ -490,8 +486,7 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
         store_act(store, "export", out)
     theirs = tmp_path / "theirs"
     store_act(theirs, "import", folder)
-    run = Run(tmp_path / "second", theirs).write(FORTY)
-    assert run.finish_as_fresh() == 4
+    assert Run(tmp_path / "second", theirs).write(FORTY).finish_as_fresh() == 4
     victim = sorted(folder.glob("*.parquet"))[0]
     flip(victim)
     with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
@@ -680,11 +675,8 @@ def test_a_number_that_is_a_dataset_is_not_the_protein_of_that_id(tmp_path):
             made = file.create_dataset(str(number), data=np.full(2, int(id), np.float32))
             made.attrs["original_id"] = id
     published = read(tmp_path / "in.h5", None)
-    assert {id: published.vector_of(key)[0] for id, key in published.keys.items()} == {
-        "1": 1,
-        "2": 2,
-        "3": 3,
-    }
+    vectors = {id: published.vector_of(key)[0] for id, key in published.keys.items()}
+    assert vectors == {"1": 1, "2": 2, "3": 3}
     with h5py.File(tmp_path / "twice.h5", "w") as file:
         for number in (0, 2):
             file.create_dataset(str(number), data=np.ones(2)).attrs["original_id"] = "1"
@@ -848,8 +840,7 @@ def test_users_of_a_group_share_and_cannot_harm_each_other(place, umask, mode):
         assert all(path.exists() for path in theirs)
     with being(4003, STRANGERS, umask=umask):
         if mode & 0o007:  # others may read
-            mine = Run(third / "run", third / "mine", shelf).write(FORTY)
-            assert mine.finish() == []
+            assert Run(third / "run", third / "mine", shelf).write(FORTY).finish() == []
         with pytest.raises(UserError, match=r"^store: .*shelf: nothing can be published there"):
             Run(third / "other", shelf).write(FORTY).plan()
 
@@ -935,8 +926,7 @@ def test_two_writers_and_kills_at_any_moment_leave_a_store_that_is_whole(tmp_pat
         run.finish()
         assert not run.delivery.warnings
         run.check()
-        recipe = run.results.read_plan().recipe
-        shared_index.keep_index(store, recipe)
+        shared_index.keep_index(store, run.results.read_plan().recipe)
         for part in parts_of(store):
             assert digest_of_file(part) == part.stem and part.with_suffix(".json").exists()
 
@@ -1070,8 +1060,7 @@ def test_a_workflow_computes_a_tenth_and_then_nothing(tmp_path, environment):
     assert len(first.news()) == 90
     for name, num_new in (("second", 10), ("third", 0)):
         run = Workflow(tmp_path / name, shared_by, records)
-        said = run()
-        assert f"{100 - num_new} of 100 distinct records are computed already" in said
+        assert f"{100 - num_new} of 100 distinct records are computed already" in run()
         assert len(run.news()) == num_new
         assert run.counts()["taken"] == 100 - num_new
         assert (run.run_folder.root / "report.html").exists()

@@ -63,10 +63,8 @@ def sequences(path):
     """Return the records of a gzipped FASTA file by id, in its order."""
     with gzip.open(path, "rb") as file:
         lines = file.read().decode().splitlines()
-    found = {
-        head.removeprefix(">"): letters
-        for head, letters in zip(lines[::2], lines[1::2], strict=True)
-    }
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    found = {head.removeprefix(">"): letters for head, letters in pairs}
     assert len(found) == len(lines) // 2, "two fragments have one id"
     return found
 
@@ -116,8 +114,7 @@ def check_verdicts(path, contigs, told, num_predicted, num_missing):
     assert set(without) <= {"without", "refused"}
     # Contigs: judged, failed, without fragments, refused. Fragments: predicted, or failed.
     assert len(rows) == len(told) + without.total()
-    num_fragments = sum(num for _, num, _ in told.values())
-    assert num_fragments == num_predicted + num_missing
+    assert sum(num for _, num, _ in told.values()) == num_predicted + num_missing
     assert sum(failed for _, _, failed in told.values()) == num_missing
     return without
 
@@ -396,13 +393,8 @@ def translated(tmp_path, monkeypatch):
 def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
     def made():
         runs = named(Path("soil.yaml"))
-        found = dict(
-            zip(
-                (one.label for one in runs.steps),
-                ProjectReader(runs).inspect().steps,
-                strict=True,
-            )
-        )
+        labels = (one.label for one in runs.steps)
+        found = dict(zip(labels, ProjectReader(runs).inspect().steps, strict=True))
         return found["translate"], found["heads.kinds"]
 
     assert made() == ("yes", "yes")
@@ -463,9 +455,8 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     expected = {"predicted": num_fragments - num_missing, "without": num_missing}
     assert figures["predictions.kinds"] == expected
     assert sum(figures["verdicts"].values()) == 16
-    assert {k: run["failed"] for k, run in state["runs"].items()} == {
-        kind: len(ids) for kind, ids in failed.items()
-    }
+    num_failed = {kind: len(ids) for kind, ids in failed.items()}
+    assert {kind: run["failed"] for kind, run in state["runs"].items()} == num_failed
     assert state["next"] == ["featuremill retry soil.yaml", AGAIN]
     page = line.page()
     for kind in RUNS:
