@@ -4,6 +4,7 @@ They are forked (forks.py), unless a test has another setting of C libraries or 
 """
 
 import copy
+import csv
 import json
 import os
 import random
@@ -160,6 +161,14 @@ class Verbs(Desk):
         self("plan", self.run_folder.root, "--config", written(config), *more)
         return json.loads(self.run_folder.plan.read_text())
 
+    def finish(self, records, *outputs, max_failed=0, **config):
+        """Compute records and write outputs; return the plan."""
+        plan = self.plan(records, **config)
+        self.extract(plan)
+        words = ("--outputs", *outputs, "--max-failed", max_failed)
+        self("merge", self.run_folder.root, *words)
+        return plan
+
     def extract(self, plan, status=0, *more):
         said = ""
         for shard in plan["shards"]:
@@ -258,3 +267,27 @@ class Workflow(Desk):
 
     def counts(self):
         return json.loads((self.run_folder.root / "manifest.json").read_text())["counts"]
+
+
+def rows_of(path, **more):
+    """Return the rows of a table with tabs."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", **more))
+
+
+def write_samples(folder, of_sample, **others):
+    """Write a file a sample, and samples.tsv that names them; return what plan is asked then."""
+    rows = ["\t".join(["sample", "file", *others])]
+    for sample, records in of_sample.items():
+        (folder / f"{sample}.fa").write_text(fasta(records))
+        rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
+    (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
+    return {"samples": "samples.tsv", "inputs": [], "more": ("--threads", "1")}
+
+
+def flip(path):
+    """Damage a byte in the middle of a file, which may be read-only."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)

@@ -37,10 +37,8 @@ def names_in(folder):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, environment):
     verbs = Verbs(tmp_path_factory.mktemp("clean"), environment)
-    plan = verbs.plan([(f"r{n}", "ACDE" * (n + 1)) for n in range(10)])
+    plan = verbs.finish([(f"r{n}", "ACDE" * (n + 1)) for n in range(10)], "parquet", "npy")
     assert len(plan["shards"]) == 1
-    verbs.extract(plan)
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "npy")
     (verbs.folder / ".snakemake").mkdir()
     return verbs
 

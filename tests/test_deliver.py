@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import read_sealed, write_sealed
-from programs import Verbs, Workflow, fasta, random_records, written
+from programs import Verbs, Workflow, flip, random_records, write_samples, written
 from test_journal import Disk
 
 import featuremill
@@ -43,6 +43,7 @@ from featuremill.store import delivered, ours, row_order
 from featuremill.store.results import Results
 
 OUTPUTS = ["parquet_dataset"]
+BY_SHARD = {"order": "shard", "outputs": OUTPUTS}
 RECORDS = [
     ("sp|P1|A_B", "MKVLA"),
     ("with/slash", "ACDEFGHIK"),
@@ -63,11 +64,10 @@ FAILING = [
 def extracted(tmp_path_factory, environment):
     """Return a run whose shards are all extracted, and whose config asks for rows by shard."""
     verbs = Verbs(tmp_path_factory.mktemp("deliver"), environment)
-    config = {"order": "shard", "outputs": OUTPUTS}
-    plan = verbs.plan(RECORDS, cost=300, **config)
+    plan = verbs.plan(RECORDS, cost=300, **BY_SHARD)
     assert len(plan["shards"]) > 6
     verbs.extract(plan)
-    ask(verbs, config)
+    ask(verbs, BY_SHARD)
     return verbs
 
 
@@ -83,6 +83,13 @@ def run(extracted, tmp_path):
     """Return a copy of that run's folder, to be damaged at will."""
     shutil.copytree(extracted.run_folder.root, tmp_path / "run")
     return Results(tmp_path / "run")
+
+
+@pytest.fixture
+def copied(extracted, tmp_path):
+    """Return verbs on a copy of it in its place."""
+    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
+    return Verbs(tmp_path, extracted.environment)
 
 
 def by_jobs(folder, outputs=OUTPUTS, num_threads=2):
@@ -187,11 +194,9 @@ def test_both_orders_hold_the_same_rows_of_every_kind_of_column(
     """Of the toys, each of whose values tells whose it is; shards of several batches, samples."""
     verbs = Verbs(tmp_path, environment)
     records = [(id, text.replace("W", "V")) for id, text in random_records(60, 8)]
-    sheet = [f"{name}\t{name}.fa" for name in ("b", "a")]
-    (tmp_path / "samples.tsv").write_text("\n".join(["sample\tfile", *sheet]) + "\n")
-    (tmp_path / "b.fa").write_text(fasta([*records[:40], ("twin", records[50][1])]))
-    (tmp_path / "a.fa").write_text(fasta([*records[30:], ("p0", records[1][1])]))
-    config = {"order": "shard", "outputs": OUTPUTS, "samples": "samples.tsv", "inputs": []}
+    of_sample = {"b": [*records[:40], ("twin", records[50][1])]}
+    of_sample |= {"a": [*records[30:], ("p0", records[1][1])]}
+    config = {**BY_SHARD, **write_samples(tmp_path, of_sample)}
     plan = verbs.plan([], workload, options, cost=16, **config)
     verbs.extract(plan)
     folder = verbs.run_folder
@@ -325,18 +330,12 @@ def test_a_table_without_its_index_is_read_all_the_same(run):
     assert list(featuremill.load(run.root, ids=["r3", "twin"]).index) == ["r3", "twin"]
 
 
-def damaged(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize("is_delivered", [False, True])
 def test_a_damaged_part_ends_it_before_or_after_it_was_delivered(run, is_delivered):
     plan = run.read_plan()
     if is_delivered:
         by_jobs(run)
-    damaged(run.part(plan.recipe, plan.shards[2].shard))
+    flip(run.part(plan.recipe, plan.shards[2].shard))
     with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
         merge(run, OUTPUTS, 0, order="shard")
     assert not run.delivery.exists()
@@ -347,7 +346,7 @@ def test_a_damaged_part_ends_it_before_or_after_it_was_delivered(run, is_deliver
 def test_a_damaged_delivered_file_is_written_again(run, is_told):
     by_jobs(run)
     (file, *_) = sorted((run.store / "delivered").glob("*/parquet_dataset-0"))
-    damaged(file)
+    flip(file)
     if is_told:
         assert sum(job.num_kept for job in by_jobs(run)) == len(run.read_plan().shards) - 1
     compared(run)
@@ -394,10 +393,8 @@ def test_an_unaccounted_record_ends_it(run, key):
     assert not run.delivery.exists()
 
 
-def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(extracted, tmp_path):
-    verbs = Verbs(tmp_path, extracted.environment)
-    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
-    folder = verbs.run_folder
+def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(copied):
+    verbs, folder = copied, copied.run_folder
     by_jobs(folder)
     merge(folder, OUTPUTS, 0, order="shard")
     before = contents(folder)
@@ -416,8 +413,7 @@ def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(e
 
 def test_failed_records_are_listed_and_tried_again(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
-    config = {"order": "shard", "outputs": OUTPUTS, "max_failed": 9}
-    verbs.extract(verbs.plan(FAILING, "poison", cost=10, **config))
+    verbs.extract(verbs.plan(FAILING, "poison", cost=10, max_failed=9, **BY_SHARD))
     folder = verbs.run_folder
     for _ in range(2):
         by_jobs(folder)
@@ -433,14 +429,10 @@ def test_failed_records_are_listed_and_tried_again(tmp_path, environment):
 
 def test_samples_are_a_folder_each(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
-    sheets = {"a": RECORDS[:20], "b.b": RECORDS[10:40], "c": [("x", "WWW")], "empty": []}
-    lines = ["sample\tfile\tplace"]
-    for number, (name, records) in enumerate(sheets.items()):
-        (tmp_path / f"{number}.fa").write_text(fasta(records) or ">only\nM*M\n")
-        lines.append(f"{name}\t{number}.fa\tsea")
-    (tmp_path / "samples.tsv").write_text("\n".join(lines) + "\n")
-    config = {"order": "shard", "outputs": OUTPUTS, "samples": "samples.tsv", "inputs": []}
-    verbs.extract(verbs.plan([], cost=100, **config))
+    sheets = {"a": RECORDS[:20], "b.b": RECORDS[10:40], "c": [("x", "WWW")]}
+    sheets |= {"empty": [("only", "M*M")]}
+    asked = write_samples(tmp_path, sheets, place=dict.fromkeys(sheets, "sea"))
+    verbs.extract(verbs.plan([], cost=100, **BY_SHARD, **asked))
     folder = verbs.run_folder
     by_jobs(folder)
     found, counts = compared(folder)
@@ -465,18 +457,17 @@ def test_samples_are_a_folder_each(tmp_path, environment):
 def test_parts_of_a_store_are_delivered_too(tmp_path, environment):
     (tmp_path / "store").mkdir()
     first, second = tmp_path / "first", tmp_path / "second"
-    config = {"order": "shard", "outputs": OUTPUTS, "store": str(tmp_path / "store")}
     for place, records in ((first, RECORDS[:40]), (second, RECORDS)):
         place.mkdir()
         verbs = Verbs(place, environment)
-        verbs.extract(verbs.plan(records, cost=300, **config))
+        verbs.extract(verbs.plan(records, cost=300, store=str(tmp_path / "store"), **BY_SHARD))
         by_jobs(verbs.run_folder)
     folder = verbs.run_folder
     assert folder.read_plan().taken
     _, counts = compared(folder)
     assert counts.taken
     merge(folder, OUTPUTS, 0, order="shard")
-    damaged(tmp_path / folder.read_plan().taken[0].path)
+    flip(tmp_path / folder.read_plan().taken[0].path)
     with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
         merge(folder, OUTPUTS, 0, order="shard")
     assert not folder.plan.exists(), "the next run plans without it"
@@ -552,10 +543,8 @@ def test_large_runs_come_by_shard_of_themselves(run, monkeypatch):
         is_by_shard("parquet_dataset", "npy", order="shard")
 
 
-def test_what_is_refused(extracted, tmp_path):
-    verbs = Verbs(tmp_path, extracted.environment)
-    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
-    root = verbs.run_folder.root
+def test_what_is_refused(copied, tmp_path):
+    verbs, root = copied, copied.run_folder.root
     (tmp_path / "my.yaml").write_text("inputs: in.fa\nworkload: composition\norder: shard\n")
     said = verbs("plan", "results/other", "--config", "my.yaml", status=2)
     assert "my.yaml:3: order: parquet, per_protein_h5 cannot be written shard by shard" in said
@@ -568,10 +557,8 @@ def test_what_is_refused(extracted, tmp_path):
     assert "order: shard in the config changes that" in verbs("deliver", root, status=2)
 
 
-def test_commands_by_hand(extracted, tmp_path):
-    verbs = Verbs(tmp_path, extracted.environment)
-    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
-    folder = verbs.run_folder
+def test_commands_by_hand(copied, tmp_path):
+    verbs, folder = copied, copied.run_folder
     verbs("deliver", folder.root, "--lay-out")
     assert (folder.store / "identities").is_dir() and not (folder.store / "delivered").exists()
     verbs("deliver", folder.root)
@@ -620,9 +607,8 @@ def test_a_run_with_jobs_that_deliver(tmp_path, environment):
 def test_delivering_jobs_survive_fifty_kills(tmp_path, environment):
     """Each is killed at a random moment, and the next one goes on."""
     verbs = Verbs(tmp_path, environment)
-    config = {"order": "shard", "outputs": OUTPUTS}
-    verbs.extract(verbs.plan(random_records(1200, 5), cost=2000, **config))
-    ask(verbs, config)
+    verbs.extract(verbs.plan(random_records(1200, 5), cost=2000, **BY_SHARD))
+    ask(verbs, BY_SHARD)
     folder = verbs.run_folder
     shutil.copytree(folder.root, tmp_path / "whole")
     whole = Results(tmp_path / "whole")

@@ -85,8 +85,8 @@ def test_accessions_give_what_whole_ids_give(run, tmp_path, capfd, command):
     other.mkdir()
     path = table(other / "kinds.csv", id_column="my protein")
     refused = said(capfd, *words_of(command, run, path, other), status=2)
-    found = "no column of ids is found (columns: 'number', 'my protein', 'kind'); call the right"
-    assert found in refused
+    sentence = "no column of ids is found (columns: 'number', 'my protein', 'kind'); call the right"
+    assert sentence in refused
     assert "--id-column" in refused
     said(capfd, *words_of(command, run, path, other), "--id-column", "my protein")
     assert results_of(command, other) == found[str]

@@ -1,6 +1,5 @@
 """merge: every record accounted for, every vector with its own id, nothing damaged delivered."""
 
-import csv
 import hashlib
 import json
 import logging
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 from plans import read_sealed, write_sealed
-from programs import Verbs
+from programs import Verbs, rows_of
 
 import featuremill
 from featuremill import __main__
@@ -105,8 +104,7 @@ def test_every_output_has_every_id_with_its_own_vector(run):
 
 def test_the_failed_table_has_every_record_without_values(run):
     merge(run, ALL, 0)
-    with (run.root / "failed.tsv").open(newline="") as handle:
-        rows = list(csv.DictReader(handle, delimiter="\t"))
+    rows = rows_of(run.root / "failed.tsv")
     told = [(row["id"], row["line"], row["status"]) for row in rows]
     assert told == [("refused", "9", "refused")]
     assert "stop codon" in rows[0]["reason"]
@@ -441,8 +439,7 @@ def test_more_failures_than_allowed_deliver_nothing_and_name_the_list(verbs):
 
 
 def test_only_failures_make_empty_results(verbs):
-    verbs.extract(verbs.plan([("bad", "RAISEA")], "poison"))
-    verbs("merge", verbs.run_folder.root, "--outputs", *ALL, "--max-failed", "1")
+    verbs.finish([("bad", "RAISEA")], *ALL, max_failed=1, workload="poison")
     assert np.load(verbs.run_folder.root / "embeddings.npy").shape == (0, 1)
     assert len(featuremill.load(verbs.run_folder.root)) == 0
 

@@ -26,8 +26,7 @@ from featuremill.store.results import Results
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, environment):
     verbs = Verbs(tmp_path_factory.mktemp("ours"), environment)
-    verbs.extract(verbs.plan(random_records(10)))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "parquet_dataset", "npy")
+    verbs.finish(random_records(10), "parquet", "parquet_dataset", "npy")
     (verbs.folder / ".snakemake").mkdir()
     return verbs
 

@@ -20,7 +20,7 @@ import yaml
 from conftest import ROOT
 from esm2_models import fair_esm_bundled
 from mounts import Mount
-from programs import Verbs, written
+from programs import Verbs, flip, written
 from safetensors import safe_open
 
 import featuremill
@@ -110,10 +110,9 @@ def done(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("outputs")
     verbs = Verbs(folder, {**environment, "FEATUREMILL_CACHE": str(folder / "cache")})
     verbs("weights", "mill_t6_8M", "--output", "weights.json")
-    more = ("--weights", "weights.json")
     written = [(header.replace("NAME and", "NAME\t and"), HEADERS[header]) for header in HEADERS]
-    verbs.extract(verbs.plan(written, "esm2", OPTIONS, more=more))
-    verbs("merge", verbs.run_folder.root, "--outputs", *ALL)
+    more = ("--weights", "weights.json")
+    verbs.finish(written, *ALL, workload="esm2", options=OPTIONS, more=more)
     return verbs
 
 
@@ -447,9 +446,7 @@ def test_what_cannot_be_exported_is_said(run):
     plan = run.read_plan()
     [shard] = plan.shards
     part = run.part(plan.recipe, shard.shard)
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 4
-    part.write_bytes(content)
+    flip(part)
     with pytest.raises(IntegrityError, match=r"status .* --verify prints what to do"):
         export(run, ["h5ad"])
     assert part.exists(), "export only looks"
@@ -462,8 +459,7 @@ def test_what_cannot_be_exported_is_said(run):
 
 
 def test_an_impossible_format_is_refused_with_those_beside_it(verbs):
-    verbs.extract(verbs.plan([("a", "MKV")]))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    verbs.finish([("a", "MKV")], "parquet")
     words = ("export", verbs.run_folder.root, "--to", "npy", "per_residue_h5", "h5ad")
     assert "per_residue_h5 needs" in verbs(*words, status=2)
     left = {path.name for path in verbs.run_folder.root.iterdir()}

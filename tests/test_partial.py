@@ -1,13 +1,12 @@
 """merge --partial: what there is by now, in a folder of its own, never in the way of the whole."""
 
-import csv
 import json
 import shutil
 
 import h5py
 import pyarrow.parquet as pq
 import pytest
-from programs import Verbs, Workflow, random_records
+from programs import Verbs, Workflow, flip, random_records, rows_of
 
 from featuremill import __main__
 from featuremill.base.errors import UserError
@@ -47,8 +46,7 @@ def partial_files(run):
 
 
 def listed(run):
-    with (run.root / "partial" / "failed.tsv").open(newline="") as handle:
-        return {row["id"]: row for row in csv.DictReader(handle, delimiter="\t")}
+    return {row["id"]: row for row in rows_of(run.root / "partial" / "failed.tsv")}
 
 
 def plan_of(run):
@@ -80,8 +78,7 @@ def test_every_file_says_that_it_is_partial_and_everything_adds_up(run):
     rows = listed(run)
     pending = {id for id, row in rows.items() if row["status"] == "pending"}
     assert len(pending) == counts["pending"]
-    pending = [row["reason"] for row in rows.values() if row["status"] == "pending"]
-    assert {*pending} == {"not computed yet"}
+    assert {rows[id]["reason"] for id in pending} == {"not computed yet"}
     assert not pending & set(table["id"].to_pylist())
     assert pending | {*table["id"].to_pylist(), "refused", "bad"} == {id for id, _ in RECORDS}
 
@@ -92,9 +89,8 @@ def test_a_kept_receipt_counts_and_a_damaged_part_is_pending(run):
     assert merge_partial(run, ["parquet"]).counts == before
     plan = plan_of(run)
     part = run.part(plan["recipe"], plan["shards"][0]["shard"])
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 4
-    part.write_bytes(content)
+    flip(part)
+    content = part.read_bytes()
     assert merge_partial(run, ["parquet"]).counts.pending > before.pending
     assert part.read_bytes() == content, "who only looks moves nothing: a job may be at it"
 

@@ -12,9 +12,9 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from programs import Workflow, random_records
+from programs import Workflow, flip, random_records
 from recordings import pip
-from test_store import FORTY, NARROW, OUTPUTS, Run, flip, parts_of
+from test_store import FORTY, NARROW, OUTPUTS, Run, parts_of
 
 from featuremill import config
 from featuremill.base.errors import UserError

@@ -1,6 +1,5 @@
 """Samples: a sheet in place of inputs, from its checks to each table that names them."""
 
-import csv
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from plans import read_sealed, write_sealed
+from programs import Verbs, Workflow, random_records, rows_of, wait_for, write_samples
 from report_runs import Page, points_of
 
 import featuremill
@@ -28,6 +28,7 @@ from featuremill.features.table import Table
 from featuremill.inputs import labels, samples
 from featuremill.merge.command import merge
 from featuremill.plan import reading
+from featuremill.report import facts, page
 from featuremill.store.results import Results
 from featuremill.workload import Record
 from featuremill.workloads import scores
@@ -266,8 +267,6 @@ def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tm
 @pytest.fixture(scope="module")
 def of_samples(tmp_path_factory, environment):
     """Return a run of two samples with the same ids, and a file that both have."""
-    from programs import Verbs
-
     verbs = Verbs(tmp_path_factory.mktemp("samples"), environment)
     files = {"a": ">p1\nMKV\n>p2\nAAAA\n>bad\n12\n", "b": ">p1\nWWW\n", "c": ">p3\nMKV\n>p3\nMKV\n"}
     for name, text in files.items():
@@ -276,11 +275,8 @@ def of_samples(tmp_path_factory, environment):
         "sample\tfile\tsite\nlate\tb.fa\tsea\nlate\tc.fa\tsea\nearly\tc.fa\t01\nearly\ta.fa\t01\n"
     )
     (verbs.folder / "samples.tsv").write_text(sheet)
-    told = {"samples": "samples.tsv", "inputs": [], "outputs": OUTPUTS}
-    found = verbs.plan([], more=("--threads", "1"), **told)
-    verbs.extract(found)
-    verbs("merge", verbs.run_folder.root, "--outputs", *OUTPUTS)
-    return verbs.run_folder, found
+    told = {"samples": "samples.tsv", "inputs": [], "more": ("--threads", "1")}
+    return verbs.run_folder, verbs.finish([], *OUTPUTS, **told)
 
 
 ROWS = [
@@ -337,14 +333,12 @@ LETTER_W = "ACDEFGHIKLMNPQRSTVWY".index("W")
 
 def test_each_sample_is_accounted_for(of_samples):
     run, _ = of_samples
-    with (run.root / "samples.tsv").open(newline="") as file:
-        early, late = csv.DictReader(file, delimiter="\t")
+    early, late = rows_of(run.root / "samples.tsv")
     assert early.pop("seconds") and late.pop("seconds")
     counts = {"records": "5", "ok": "3", "failed": "0", "refused": "1", "duplicate": "1"}
     assert early == {"sample": "early", "site": "01", **counts, "noted": "0"}
     assert (late["records"], late["ok"], late["duplicate"]) == ("3", "2", "1")
-    with (run.root / "failed.tsv").open(newline="") as file:
-        (failed,) = csv.DictReader(file, delimiter="\t")
+    (failed,) = rows_of(run.root / "failed.tsv")
     assert (failed["sample"], failed["id"], failed["line"]) == ("early", "bad", "5")
 
 
@@ -359,24 +353,19 @@ def test_seconds_of_samples_are_those_of_all_devices(of_samples, tmp_path):
         write_sealed(path, told)
     for order in ("input", "shard"):
         merge(folder, ["parquet_dataset"], 0, order=order)
-        with (folder.root / "samples.tsv").open(newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t"))
-        seconds = sum(float(row["seconds"]) for row in rows)
+        seconds = sum(float(row["seconds"]) for row in rows_of(folder.root / "samples.tsv"))
         assert seconds == pytest.approx(21.0 * len(found["shards"]), abs=0.01)
 
 
 def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
-    from programs import Verbs
-
     verbs = Verbs(tmp_path, environment)
-    (tmp_path / "a.fa").write_text(">p1\nMKV\n>p2\nWA\n>p3\nWK\n")
-    (tmp_path / "b.fa").write_text(">p1\nWA\n>p2\nAA\n")
-    (tmp_path / "samples.tsv").write_text("sample\tfile\na\ta.fa\nb\tb.fa\n")
-    told = {"samples": "samples.tsv", "inputs": []}
-    found = verbs.plan(
-        [], "marked", {"marker": "W", "alphabet": "proteins"}, more=("--threads", "1"), **told
-    )
-    verbs.extract(found)
+    of_sample = {
+        "a": [("p1", "MKV"), ("p2", "WA"), ("p3", "WK")],
+        "b": [("p1", "WA"), ("p2", "AA")],
+    }
+    options = {"marker": "W", "alphabet": "proteins"}
+    asked = write_samples(tmp_path, of_sample)
+    verbs.extract(verbs.plan([], "marked", options, **asked))
     root = verbs.run_folder.root
 
     def failed():
@@ -398,8 +387,6 @@ def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
 
 
 def test_the_report_lists_some_of_many_files(of_samples, monkeypatch):
-    from featuremill.report import facts, page
-
     run, _ = of_samples
     found = facts.read(run.root)
     drawn = page.draw(found)
@@ -417,8 +404,6 @@ def test_the_report_lists_some_of_many_files(of_samples, monkeypatch):
 
 
 def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_samples):
-    from featuremill.report import facts, page
-
     run, _ = of_samples
     found = facts.read(run.root)
     assert found.labels.texts == ["early"] * 3 + ["late"] * 2
@@ -456,8 +441,6 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
 @pytest.mark.slow
 def test_a_killed_run_of_samples_ends_as_each_sample_does_alone(tmp_path, environment):
     """And the sample that is added afterwards costs its own records alone."""
-    from programs import Workflow, random_records, wait_for
-
     records = random_records(90)
     work = Workflow(tmp_path, environment, records, batch_seconds=0.05)
     lots = {"a": records[:40], "b": records[30:70], "c": [*records[60:], ("r1", "MKVLW")]}

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from programs import Desk, Verbs, fasta, wait_for
+from programs import Desk, Verbs, rows_of, wait_for
+from programs import write_samples as write_sheet
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
@@ -71,23 +72,12 @@ def proteins(sample, rng):
     return [(f"p{n}", "".join(rng.choice(list(letters[kind_of(sample, n)]), 30))) for n in range(8)]
 
 
-def write_sheet(folder, of_sample, **others):
-    """Write a file a sample, and a sheet that names them."""
-    rows = ["\t".join(["sample", "file", *others])]
-    for sample, records in of_sample.items():
-        (folder / f"{sample}.fa").write_text(fasta(records))
-        rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
-    (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
-
-
 def computed(folder, environment, of_sample, sheet, **options):
     """Compute a run of these samples in `folder`; return where its results are."""
     folder.mkdir()
     verbs = Verbs(folder, environment)
-    write_sheet(folder, of_sample, **sheet)
-    told = {"samples": "samples.tsv", "inputs": [], "options": options}
-    verbs.extract(verbs.plan([], more=("--threads", "1"), **told))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    asked = write_sheet(folder, of_sample, **sheet)
+    verbs.finish([], "parquet", options=options, **asked)
     return verbs.run_folder.root
 
 
@@ -228,8 +218,7 @@ def test_labels_of_an_edited_sheet_wait_for_its_results(runs, labels, tmp_path, 
 def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, environment, capfd):
     (tmp_path / "none").mkdir()
     verbs = Verbs(tmp_path / "none", environment)
-    verbs.extract(verbs.plan([("a/p1", "MKV")]))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    verbs.finish([("a/p1", "MKV")], "parquet")
     words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     both = (runs[0], verbs.run_folder.root)
     head("train", *both, "--vectors", "composition", *words, status=2)
@@ -237,11 +226,6 @@ def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, 
     alone = ("--column", "kind", "--output", tmp_path / "h", "--vectors", "composition")
     head("train", both[1], *alone, status=2)
     assert "it is a run without samples" in capfd.readouterr().err
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
 
 
 def test_a_sequence_in_memory_may_be_named_by_sample_and_id(runs):

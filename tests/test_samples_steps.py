@@ -1,6 +1,5 @@
 """Steps after the features take samples: an id is one record in each of them."""
 
-import csv
 import json
 import logging
 import shutil
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from programs import Verbs, fasta, random_records
+from programs import Verbs, random_records, rows_of, write_samples
 
 import featuremill
 from featuremill import __main__, features
@@ -36,14 +35,9 @@ SITES = {"a": "lake", "b": "sea", "c": "lake"}
 def run(tmp_path_factory, environment):
     """Return a finished run of samples, in which records failed and were refused."""
     verbs = Verbs(tmp_path_factory.mktemp("samples"), environment)
-    lines = ["sample\tfile\tsite"]
-    for name, records in SAMPLES.items():
-        (verbs.folder / f"{name}.fa").write_text(fasta(records))
-        lines.append(f"{name}\t{name}.fa\t{SITES[name]}")
-    (verbs.folder / "samples.tsv").write_text("\n".join(lines))
-    asked = {"samples": "samples.tsv", "inputs": []}
-    verbs.extract(verbs.plan([], "residues", {"last": False}, more=("--threads", "1"), **asked))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "--max-failed", "2")
+    asked = write_samples(verbs.folder, SAMPLES, site=SITES)
+    asked |= {"workload": "residues", "options": {"last": False}}
+    verbs.finish([], "parquet", max_failed=2, **asked)
     return verbs.run_folder.root
 
 
@@ -55,11 +49,6 @@ def vectors(run):
         for ids, block in features.open(run).blocks()
         for id, vector in zip(ids, block, strict=True)
     }
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
 
 
 def table_of(folder, rows, head):

@@ -23,7 +23,7 @@ import yaml
 from hdf5_elsewhere import ELSEWHERE
 from hypothesis import strategies as st
 from plans import receipt_json
-from programs import Workflow, random_records
+from programs import Workflow, flip, random_records
 from test_properties import VECTOR, holds, vector_of
 
 from featuremill import config, features
@@ -297,14 +297,6 @@ def test_retry_leaves_what_was_taken_where_it_is(run):
     run.compute(run.results.read_plan())
     merge(run.results, OUTPUTS, 0)
     run.check()
-
-
-def flip(path):
-    """Damage a byte in the middle of a file that is read-only."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.unlink()
-    path.write_bytes(data)
 
 
 def spoil_receipt(path):

@@ -23,7 +23,7 @@ import yaml
 from conftest import PLUGINS
 from hypothesis import Phase
 from hypothesis import strategies as st
-from programs import Desk
+from programs import Desk, rows_of
 from safetensors.numpy import load_file
 from test_heads import forward
 from test_properties import holds
@@ -89,8 +89,7 @@ def expected(fragments, scores_of, by):
 
 
 def table(path):
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = rows_of(path, quoting=csv.QUOTE_NONE)
     return [{name: tsv.original(text) for name, text in row.items()} for row in rows]
 
 
