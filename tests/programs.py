@@ -3,8 +3,10 @@
 They are forked (forks.py), unless a test has another setting of C libraries or of Python.
 """
 
+import contextlib
 import copy
 import csv
+import fcntl
 import json
 import os
 import random
@@ -235,6 +237,11 @@ class Workflow(Desk):
         }
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
+    def ask(self, **config):
+        """Write keys of the config anew."""
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | config))
+
     def words(self, *arguments, snakefile=ROOT / "Snakefile"):
         """Return what is typed to compute the run."""
         profile = ROOT / "profiles" / "default"
@@ -283,6 +290,14 @@ def write_samples(folder, of_sample, **others):
         rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
     (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
     return {"samples": "samples.tsv", "inputs": [], "more": ("--threads", "1")}
+
+
+@contextlib.contextmanager
+def holding(lock):
+    """Hold a lock as its owner would."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def flip(path):

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -10,8 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
-from programs import Verbs, Workflow, random_records
+from programs import Verbs, Workflow, holding, random_records
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import try_lock
@@ -262,13 +260,6 @@ def test_links_are_not_followed_but_for_the_store(run, tmp_path, keep):
         assert not list((scratch / "store").rglob("*"))
 
 
-@contextlib.contextmanager
-def holding(lock):
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
     plan = plan_of(run)
     journal = run.journal(plan["recipe"], plan["shards"][0]["shard"])
@@ -318,8 +309,7 @@ def test_the_verb_says_what_it_would_do(run, finished):
 
 def snakemake_run(tmp_path, environment, **config):
     workflow = Workflow(tmp_path, environment, random_records(60))
-    told = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(told | config))
+    workflow.ask(**config)
     return workflow
 
 

@@ -576,9 +576,7 @@ def test_commands_by_hand(copied, tmp_path):
 
 def test_a_run_with_jobs_that_deliver(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(240))
-    (tmp_path / "config.yaml").write_text(
-        (tmp_path / "config.yaml").read_text() + "order: shard\noutputs: parquet_dataset\n"
-    )
+    workflow.ask(order="shard", outputs="parquet_dataset")
     workflow()
     folder = workflow.run_folder
     assert " deliver " in (folder.root / "run.log").read_text()
@@ -595,8 +593,7 @@ def test_a_run_with_jobs_that_deliver(tmp_path, environment):
     workflow.write(random_records(240)[1:])
     workflow("merge")
     assert workflow.news() == [] and len(rows(folder)) == 239
-    config = (tmp_path / "config.yaml").read_text().replace("order: shard", "order: input")
-    (tmp_path / "config.yaml").write_text(config)
+    workflow.ask(order="input")
     workflow("merge")
     assert workflow.news() == [] and len(rows(folder)) == 239
     assert not (folder.store / "delivered").exists()

@@ -18,17 +18,15 @@ import featuremill
 
 
 @pytest.fixture
-def machine_of(gpu_node, environment, tmp_path):
+def machine_of(request, gpu_node, environment, tmp_path):
     """Return a function that makes a node with a workflow's folder on it."""
-    made = []
 
     def make(*gpus):
-        made.append(Machine(tmp_path, gpu_node(*gpus), environment))
-        return made[-1]
+        machine = Machine(tmp_path, gpu_node(*gpus), environment)
+        request.addfinalizer(machine.end_all)
+        return machine
 
-    yield make
-    for machine in made:
-        machine.end_all()
+    return make
 
 
 FOREIGN = """
@@ -146,8 +144,7 @@ def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
     machine.write(LOST)
     process = machine.start("--keep-going")
     machine.wait_for_line(process, "waiting for 2")
-    machine.node.gpus[1].lost = True
-    machine.node.write()
+    machine.node.change(1, lost=True)
     machine.wait_for_line(process, "GPU 1 .*: GPU is lost")
     (machine.folder / "go").touch()
     assert process.wait(PATIENCE_SECONDS) == 1
@@ -404,8 +401,7 @@ def test_each_kind_of_job_gets_its_gpu(machine_of):
     machine.write(
         "import os\n"
         "with open(snakemake.output[0], 'w') as file:\n"
-        "    print(os.environ['CUDA_VISIBLE_DEVICES'], file=file, end=' ')\n"
-        "    print(os.environ['FEATUREMILL_LEASED'], file=file)",
+        "    print(*map(os.getenv, ('CUDA_VISIBLE_DEVICES', 'FEATUREMILL_LEASED')), file=file)",
         "script.py",
     )
     machine()
@@ -497,11 +493,8 @@ def test_both_distributions_are_built_from_one_source(tmp_path):
     subprocess.run([*build, "-t", "wheel"], cwd=unpacked, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        built = {
-            name.partition("/lease/")[2]: archive.read(name)
-            for name in archive.namelist()
-            if "/lease/" in name
-        }
+        lease = [name for name in archive.namelist() if "/lease/" in name]
+        built = {name.partition("/lease/")[2]: archive.read(name) for name in lease}
         (names,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         needs = re.findall(r"^Requires-Dist: ([\w-]+)", archive.read(names).decode(), re.M)
     here = Path(featuremill.__file__).parent / "lease"

@@ -24,20 +24,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def machine_of(gpu_node, environment, tmp_path):
+def machine_of(request, gpu_node, environment, tmp_path):
     """Return a function that makes folders for workflows, all on one node."""
-    made = []
+    nodes = []
 
     def make(name, *gpus, parent=tmp_path, **more):
-        folder = parent / name
-        folder.mkdir()
-        node = made[0].node if made else gpu_node(*gpus)
-        made.append(Machine(folder, node, environment, **more))
-        return made[-1]
+        (parent / name).mkdir()
+        nodes[:] = nodes or [gpu_node(*gpus)]
+        machine = Machine(parent / name, *nodes, environment, **more)
+        request.addfinalizer(machine.end_all)
+        return machine
 
-    yield make
-    for machine in made:
-        machine.end_all()
+    return make
 
 
 PARITY = """
@@ -341,9 +339,7 @@ def test_featuremills_own_rules_compute_the_same(with_and_without, tmp_path, dev
 
     def run(folder, environment, node, words):
         workflow = GpuWorkflow(folder, environment, node, 4, hold=str(hold))
-        text = (folder / "config.yaml").read_text()
-        assert "device: cuda" in text
-        (folder / "config.yaml").write_text(text.replace("device: cuda", f"device: {device}"))
+        workflow.ask(device=device)
         held = []
         hold.touch()
         said = finish_held(

@@ -36,17 +36,15 @@ def who(pid):
 
 
 @pytest.fixture
-def node_of(gpu_node, environment):
+def node_of(request, gpu_node, environment):
     """Return a function that makes a node and a starter of leases on it."""
-    made = []
 
     def make(*gpus):
-        made.append(Leases(gpu_node(*gpus), environment))
-        return made[-1]
+        leases = Leases(gpu_node(*gpus), environment)
+        request.addfinalizer(leases.end_all)
+        return leases
 
-    yield make
-    for leases in made:
-        leases.end_all()
+    return make
 
 
 def test_the_command_takes_the_place_of_the_lease(node_of):
@@ -335,8 +333,7 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     leases = node_of(3)
     stranger = leases.beside(["sleep", "100"])
     leases.node.run_on(leases.node.uuids[0], stranger.pid, 5000)
-    leases.node.gpus[1].used_mb = 30_000
-    leases.node.write()
+    leases.node.change(1, used_mb=30_000)
     assert {leases("--index-mode")[0] for _ in range(2)} == {"2"}
     said = leases("--gpus", 2, "--wait", 0, status=3)[1]
     assert f"GPU 0 (0000): used by {who(stranger.pid)}, which has no lease" in said
@@ -349,8 +346,7 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     )
     waiting = leases.python(SAY, "3")
     assert "GPU 1 (1100): 30000 MB" in waiting.stderr.readline()
-    leases.node.gpus[1].used_mb = 0
-    leases.node.write()
+    leases.node.change(1, used_mb=0)
     looked = next(line for line in waiting.stderr if "GPU 1" not in line)
     assert f"(GPU 0 (0000): used by {who(stranger.pid)}, which has no lease)" in looked
     stranger.kill()
@@ -462,8 +458,7 @@ def test_devices_that_fail_are_left_out_with_the_reason(node_of):
     assert "too few work: GPU 3 (3300): its compute mode is Prohibited" in said
     holder = leases.hold()
     waiting = leases.queue()
-    leases.node.gpus[2].lost = True
-    leases.node.write()
+    leases.node.change(2, lost=True)
     _, err = waiting.communicate(timeout=PATIENCE_SECONDS)
     assert waiting.returncode == 3, "waiting would be of no use"
     assert "GPU 2 (2200): GPU is lost" in err
@@ -596,8 +591,7 @@ def test_a_lost_device_among_those_given_is_not_passed_on(node_of):
     assert "GPU is lost" in leases(variables={"CUDA_VISIBLE_DEVICES": "0"}, status=3)[1]
     said = leases(variables={"CUDA_VISIBLE_DEVICES": leases.node.uuids[0]}, status=3)[1]
     assert "names no GPU that is here; GPU 0: GPU is lost." in said
-    leases.node.gpus[0].lost = False
-    leases.node.write()
+    leases.node.change(0, lost=False)
     said = leases(variables={"CUDA_VISIBLE_DEVICES": "7"}, status=2)[1]
     assert "CUDA_VISIBLE_DEVICES=7 names no GPU that is here." in said
 
@@ -757,8 +751,7 @@ def test_the_list_has_every_gpu_and_what_keeps_it_from_a_job(node_of):
     assert "30000 MB in use without a lease" in rows[3] and rows[4].endswith("GPU is lost")
     assert rows[5].endswith("its compute mode is Prohibited")
     assert [row[slot:pid].strip() for row in rows[7:]] == ["1 of 1", "1 of 1 in 1 of 1"]
-    gpus[1].lost = True
-    leases.node.write()
+    leases.node.change(1, lost=True)
     rows = leases.list()
     assert rows[2].split()[:3] == ["GPU", "1", "lost"]
     assert any(row.startswith("GPU (1100)") and f" {holder.pid} " in row for row in rows[1:])

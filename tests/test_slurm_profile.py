@@ -87,8 +87,7 @@ def test_what_jobs_would_ask_for(tmp_path, environment):
     """A dry run on a machine without a GPU says it, for jobs that would have one."""
     workflow = Workflow(tmp_path, environment, random_records(20))
     workflow("plan")
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "device": "cuda"}))
+    workflow.ask(device="cuda")
     workflow("plan")
     said = workflow("-n", "--workflow-profile", str(PROFILE), "--jobs", "7")
     extract = said.partition("rule extract:")[2].partition("\n[")[0]

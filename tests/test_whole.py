@@ -522,11 +522,7 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
     assert num_kills
     line("run")
     line.check(is_cured=False)
-    for name in (
-        "verdicts.tsv",
-        "predictions/kinds.tsv",
-        "translate/proteins.faa.gz",
-    ):
+    for name in ("verdicts.tsv", "predictions/kinds.tsv", "translate/proteins.faa.gz"):
         one, other = ((one.results / name).read_bytes() for one in lines.values())
         assert one == other, name
     assert line.state(2)["next"] == lines["undisturbed"].state(2)["next"]
