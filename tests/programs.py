@@ -151,16 +151,9 @@ class Verbs(Desk):
 
     def plan(self, records, workload="composition", options=None, cost=1000, more=(), **config):
         (self.folder / "in.fa").write_text(fasta(records))
-        config = {
-            "run": "test",
-            "inputs": ["in.fa"],
-            "workload": workload,
-            "options": options or {},
-            "shards": {"cost": cost},
-            "device": "cpu",
-            **config,
-        }
-        self("plan", self.run_folder.root, "--config", written(config), *more)
+        about = {"run": "test", "inputs": ["in.fa"], "workload": workload, "device": "cpu"}
+        about |= {"options": options or {}, "shards": {"cost": cost}, **config}
+        self("plan", self.run_folder.root, "--config", written(about), *more)
         return json.loads(self.run_folder.plan.read_text())
 
     def finish(self, records, *outputs, max_failed=0, **config):
@@ -227,14 +220,8 @@ class Workflow(Desk):
         (self.folder / "in.fa").write_text(fasta(described))
 
     def configure(self, **options):
-        config = {
-            "run": "test",
-            "inputs": "in.fa",
-            "workload": "poison",
-            "options": {**self.options, **options},
-            "shards": {"cost": 50},
-            "device": "cpu",
-        }
+        config = {"run": "test", "inputs": "in.fa", "workload": "poison", "device": "cpu"}
+        config |= {"options": {**self.options, **options}, "shards": {"cost": 50}}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def ask(self, **config):

@@ -80,16 +80,11 @@ class RunningRun:
         part = self.folder.part(RECIPE, name)
         part.write_bytes(_part(failed) if failed else b"")
         finished = datetime.datetime.fromtimestamp(self.now - ago, datetime.UTC)
+        counts = {"rows": RECORDS, "ok": RECORDS - len(failed), "failed": len(failed), "cost": COST}
+        about = {"shard": name, "recipe": RECIPE, "part": "", "batches": 10, "resumed_batches": 0}
         receipt = Receipt(
-            shard=name,
-            recipe=RECIPE,
-            part="",
-            rows=RECORDS,
-            ok=RECORDS - len(failed),
-            failed=len(failed),
-            batches=10,
-            resumed_batches=0,
-            cost=COST,
+            **counts,
+            **about,
             seconds={"total": seconds, "wait": 0.0, "compute": seconds - 10},
             devices=[UsedDevice(**device)],
             host=host,
@@ -97,9 +92,8 @@ class RunningRun:
         )
         self.journal(number).with_suffix(".lock").touch()
         for path in (part.with_suffix(".json"), self.folder.receipt(RECIPE, name)):
-            path.write_text(
-                as_text(sealed(receipt.as_json()))
-            )  # thousands of syncs would take a minute
+            # Thousands of syncs would take a minute.
+            path.write_text(as_text(sealed(receipt.as_json())))
 
     def journal(self, number):
         """Return the journal's data file of a shard."""
@@ -156,10 +150,9 @@ class RunningJob:
     def write(self, event, **facts):
         """Append a line."""
         if self._says:
+            line = json.dumps({"event": event, "time": self.clock, **facts})
             with self.path.open("ab", buffering=0) as file:
-                file.write(
-                    json.dumps({"event": event, "time": self.clock, **facts}).encode() + b"\n"
-                )
+                file.write(f"{line}\n".encode())
 
     def sample(self, cost_done, seconds=10.0, **more):
         """Let so many seconds pass, by which so much is done."""
@@ -169,19 +162,11 @@ class RunningJob:
         self.clock += seconds
         self.cost_done = cost_done
         values = {"utilisation": 91, "memory_mb": 20_480, "power_w": 70.4, "temperature_c": 64}
-        self.write(
-            "sample",
-            **{
-                "stage": "run",
-                "rows_done": cost_done * RECORDS // COST,
-                "rows_failed": 0,
-                "cost_done": cost_done,
-                "cost_left": COST - cost_done,
-                "devices": [{"uuid": self.device["uuid"], **values}],
-                "process": {"cpu_percent": 99.0, "memory_mb": 2048.0},
-                **more,
-            },
-        )
+        about = {"stage": "run", "rows_done": cost_done * RECORDS // COST, "rows_failed": 0}
+        about |= {"cost_done": cost_done, "cost_left": COST - cost_done}
+        about["devices"] = [{"uuid": self.device["uuid"], **values}]
+        about["process"] = {"cpu_percent": 99.0, "memory_mb": 2048.0}
+        self.write("sample", **about | more)
 
     def end(self, status="ok", message=None):
         """Leave the lock, as whoever ends in order does."""

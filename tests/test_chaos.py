@@ -194,14 +194,8 @@ class Chain:
         with (self.folder / "said.txt").open("ab") as said:
             self._said_from = said.tell()
             self._was_disturbed = False
-            self._snakemake = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=self._environment,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+            about = {"cwd": self.folder, "env": self._environment, "start_new_session": True}
+            self._snakemake = subprocess.Popen(command, **about, stdout=said, stderr=said)
 
     def _has_ended(self):
         """Tell whether the whole run is done; start the command again where it is not."""
@@ -393,26 +387,11 @@ def seed(otherwise=None):
 BESIDE = 2
 """Chains at the same time."""
 SHARD_RECORDS = 250
-WITNESSED = {
-    "run": "test",
-    "inputs": "in.fa",
-    "workload": "witnessed",
-    "options": {
-        "batch_records": BATCH_RECORDS,
-        "batch_seconds": 0.02,
-        "record_seconds": 0.0002,
-    },
-    "shards": {"cost": SHARD_RECORDS},
-    "device": "cpu",
-}
-ESM2 = {
-    "run": "test",
-    "inputs": "in.fa",
-    "workload": "esm2",
-    "options": {"model": "mill_t6_8M", "dtype": "fp32", "batch_tokens": 400},
-    "shards": {"cost": 3500},
-    "device": "cpu",
-}
+ABOUT = {"run": "test", "inputs": "in.fa", "device": "cpu"}
+SLOWLY = {"batch_records": BATCH_RECORDS, "batch_seconds": 0.02, "record_seconds": 0.0002}
+WITNESSED = {**ABOUT, "workload": "witnessed", "options": SLOWLY, "shards": {"cost": SHARD_RECORDS}}
+MILL = {"model": "mill_t6_8M", "dtype": "fp32", "batch_tokens": 400}
+ESM2 = {**ABOUT, "workload": "esm2", "options": MILL, "shards": {"cost": 3500}}
 
 
 class Trial:

@@ -310,17 +310,8 @@ def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
 @pytest.mark.parametrize(
     "name",
     [
-        "a{b}.fa",
-        "{a.b}",
-        "{a, b{2,3}}",
-        "{ a }",
-        "{a,[^{]}",
-        "{a-b}",
-        "{}",
-        "a{",
-        "}{",
-        "{a,{x}}",
-        "{é,.+}",
+        *("a{b}.fa", "{a.b}", "{a, b{2,3}}", "{ a }", "{a,[^{]}", "{a-b}"),
+        *("{}", "a{", "}{", "{a,{x}}", "{é,.+}"),
     ],
 )
 def test_names_in_braces_are_those_that_snakemake_takes_for_wildcards(name):

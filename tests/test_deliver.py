@@ -45,12 +45,8 @@ from featuremill.store.results import Results
 OUTPUTS = ["parquet_dataset"]
 BY_SHARD = {"order": "shard", "outputs": OUTPUTS}
 RECORDS = [
-    ("sp|P1|A_B", "MKVLA"),
-    ("with/slash", "ACDEFGHIK"),
-    ("twin", "MKVLA"),
-    ("refused", "MK*LA"),
-    ("sp|P1|A_B", "MKVLA"),
-    ("ünïcode🧬", "GGG"),
+    *(("sp|P1|A_B", "MKVLA"), ("with/slash", "ACDEFGHIK"), ("twin", "MKVLA")),
+    *(("refused", "MK*LA"), ("sp|P1|A_B", "MKVLA"), ("ünïcode🧬", "GGG")),
     *((f"r{n}", "ACDE" * (n + 1)) for n in range(30)),
     *random_records(60),
 ]

@@ -695,13 +695,9 @@ def test_failures_of_another_time_keep_no_device_from_its_work(tmp_path, monkeyp
 
 def test_settings_come_from_variables_and_the_command_line_beats_them(node_of):
     leases = node_of(4)
-    variables = {
-        "FEATUREMILL_DEVICES": "3,2",
-        "FEATUREMILL_POLICY": "sequential",
-        "FEATUREMILL_SLOTS_PER_GPU": "2",
-        "FEATUREMILL_MIN_FREE_MB": "1000",
-        "FEATUREMILL_WAIT": "0",
-    }
+    asked = {"DEVICES": "3,2", "POLICY": "sequential", "SLOTS_PER_GPU": "2"}
+    asked |= {"MIN_FREE_MB": "1000", "WAIT": "0"}
+    variables = {f"FEATUREMILL_{name}": text for name, text in asked.items()}
     held = [leases.hold("--index-mode", variables=variables) for _ in range(4)]
     assert [process.holds for process in held] == ["3", "3", "2", "2"]
     assert HELD in leases(status=3, variables=variables)[1]

@@ -254,12 +254,8 @@ def test_a_header_may_make_a_folder_that_is_named_like_a_table(tmp_path):
 
 
 def check_pt(found, header, length, row):
-    assert list(found) == [
-        "label",
-        "mean_representations",
-        "bos_representations",
-        "representations",
-    ]
+    representations = ["mean_representations", "bos_representations", "representations"]
+    assert list(found) == ["label", *representations]
     assert found["label"] == header
     for layer in (3, 6):
         assert found["mean_representations"][layer].tolist() == row[f"mean_layer_{layer}"]
@@ -308,16 +304,10 @@ def attributes(path, name):
 def test_every_file_says_how_it_was_made(done, name):
     plan = json.loads(done.run_folder.plan.read_text())
     found = attributes(done.run_folder.root / files()[name], name)
-    expected = {
-        "model_name": "mill_t6_8M",
-        "layers": "3, 6",
-        "pool": "mean, bos",
-        "dtype": "fp32",
-        "recipe": plan["recipe"],
-        "weights_sha256": plan["settings"]["weights_sha256"],
-        "workload": "esm2",
-        "featuremill_version": featuremill.__version__,
-    }
+    expected = {"model_name": "mill_t6_8M", "layers": "3, 6", "pool": "mean, bos", "dtype": "fp32"}
+    expected |= {"workload": "esm2", "featuremill_version": featuremill.__version__}
+    weights_sha256 = plan["settings"]["weights_sha256"]
+    expected |= {"recipe": plan["recipe"], "weights_sha256": weights_sha256}
     assert {key: found[key] for key in expected} == expected
     assert json.loads(found["versions"])["torch"] == torch.__version__
     assert json.loads(found["options"])["layers"] == [3, 6]

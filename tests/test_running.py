@@ -88,13 +88,9 @@ def test_ctrl_c_ends_the_run_and_the_call_goes_on(folder):
     options = {"hold": str(hold), "moments": str(moments)}
     config = {**CONFIG, "workload": "poison", "options": options, "device": "cpu"}
     config["outputs"] = ["parquet"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", CALLED, json.dumps(config)],
-        cwd=folder,
-        env=os.environ,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [sys.executable, "-c", CALLED, json.dumps(config)]
+    more = {"cwd": folder, "env": os.environ, "text": True}
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, **more)
     wait_for(lambda: moments.exists() or process.poll() is not None)
     below = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)

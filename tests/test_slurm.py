@@ -94,9 +94,8 @@ def test_one_allocation_of_four_gpus(tmp_path, environment, gpu_node, slurm_clus
     cluster.wait_until(lambda: cluster.jobs()[job][0] == "COMPLETED", 500)
     check_spans(run.spans(), node.uuids, 4)
     receipts = run.receipts()
-    assert {device["uuid"] for receipt in receipts for device in receipt["devices"]} == set(
-        node.uuids
-    )
+    used = {device["uuid"] for receipt in receipts for device in receipt["devices"]}
+    assert used == {*node.uuids}
     assert run.counts()["ok"] == 640
     took = seconds_of(receipts)
     print(f"64 shards of 1 s on 4 GPUs: {took:.0f} s, {4 * took / 64 - 1:.2f} s more a shard")
@@ -146,9 +145,7 @@ def test_jobs_that_deliver(tmp_path, environment, gpu_node, slurm_cluster):
     """Results shard by shard: a job for each share of the shards, none of which asks for a GPU."""
     cluster, node = slurm_cluster(), gpu_node(4)
     run = SlurmRun(tmp_path / "run", environment, node, cluster, 6, batch_seconds=1)
-    config = (run.folder / "config.yaml").read_text()
-    asks = "order: shard\noutputs: parquet_dataset\n"
-    (run.folder / "config.yaml").write_text(config + asks)
+    run.ask(order="shard", outputs="parquet_dataset")
     ends_well(run.plugin())
     jobs = cluster.run("squeue", "-h", "--states=all", "-O", "tres-per-job,comment").splitlines()
     delivering = [line for line in jobs if " rule_deliver_" in line]
@@ -182,16 +179,10 @@ def test_the_demo_on_both_roads(tmp_path, environment, slurm_cluster):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**environment, "PATH": path}
     command = ["snakemake", "--snakefile", ROOT / "Snakefile"]
+    by_script = ["sbatch", "--wait", "--mem=8G", "--cpus-per-task=2", ALLOCATION]
     roads = {
         "local": [*command, "--cores", "2"],
-        "allocation": [
-            "sbatch",
-            "--wait",
-            "--mem=8G",
-            "--cpus-per-task=2",
-            ALLOCATION,
-            *command[1:],
-        ],
+        "allocation": [*by_script, *command[1:]],
         "jobs": [*command, "--workflow-profile", PROFILE, *QUICK, "--set-threads", "extract=2"],
     }
     for road, words in roads.items():

@@ -693,15 +693,9 @@ def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, writ
     results.root.mkdir()
     planned = plan(results, asked, None).plan
     assert sum(entry.wanted for entry in planned.taken) == 2
-    extract.run(
-        argparse.Namespace(
-            run_folder=results.root,
-            shard=planned.shards[0].shard,
-            recipe=None,
-            threads=1,
-            stall_seconds=None,
-        )
-    )
+    more = {"recipe": None, "threads": 1, "stall_seconds": None}
+    shard = planned.shards[0].shard
+    extract.run(argparse.Namespace(run_folder=results.root, shard=shard, **more))
     delivery = merge(results, ["parquet", "per_protein_h5"], 1)
     assert delivery.counts.taken == 2 and delivery.counts.failed == 1
     declared = told["options"]["declared"]

@@ -276,14 +276,10 @@ class Line(Desk):
             kind: {"alphabet": kind, "marker": marker, "cured": "cured", **options}
             for kind, marker in MARKERS.items()
         }
-        config = {
-            "run": "soil",
-            "inputs": "contigs.fa",
-            "translate": {"by": "chunks", "window": 90},
-            "features": {kind: {**run, "options": told[kind]} for kind in MARKERS},
-            "heads": {"kinds": {"labels": "kinds.csv", "column": "kind"}},
-            "verdicts": {"by": "max"},
-        }
+        config = {"run": "soil", "inputs": "contigs.fa", "verdicts": {"by": "max"}}
+        config["translate"] = {"by": "chunks", "window": 90}
+        config["features"] = {kind: {**run, "options": told[kind]} for kind in MARKERS}
+        config["heads"] = {"kinds": {"labels": "kinds.csv", "column": "kind"}}
         (folder / "soil.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         self.results = folder / "results" / "soil"
 
@@ -376,13 +372,8 @@ def translated(tmp_path, monkeypatch):
         with ours.delivering(results / "heads/kinds" / name) as made:
             made.touch()
     labels = card.TableUsed(file="kinds.csv", sha256=digest, column="kind")
-    about = {
-        "kind": "logistic",
-        "classes": [*CLASSES],
-        "features": [],
-        "sha256": "",
-        "labels": labels,
-    }
+    about = {"kind": "logistic", "classes": [*CLASSES], "features": [], "sha256": ""}
+    about["labels"] = labels
     card.Card(version=card.Card.NEWEST, **about).write(results / "heads/kinds" / card.CARD)
     for path in (Path("a.fa"), Path("kinds.csv"), results / "translate/translate.json"):
         os.utime(path, (1, 1))
