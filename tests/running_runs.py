@@ -15,16 +15,19 @@ import platform
 import time
 
 import pyarrow as pa
+from plans import plan_json
 
 from featuremill.store import journal, lock_holder
 from featuremill.store.files import as_text, sealed
-from featuremill.store.plan import Counts, Lengths, Plan, PlannedShard, Settings
+from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 
 HERE = platform.node()
 RECIPE = "c0ffee" * 5 + "00"
 COST, RECORDS = 1000, 100
+ABOUT = {"recipe": RECIPE, "workload": "poison", "settings": {"workload": "poison"}}
+OF_RECIPE = ("store/parts", "store/journals", "receipts")
 A, B, C = ({"kind": "cuda", "uuid": f"GPU-{x}000-00", "name": "NVIDIA L4"} for x in "abc")
 
 
@@ -41,34 +44,18 @@ class RunningRun:
         self.folder = Results(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
         records = RECORDS * num_shards
-        self.plan = Plan(
-            run="test",
-            workload="poison",
-            workload_version="1",
-            cost_unit="residues",
-            recipe=RECIPE,
-            settings=Settings(workload="poison", version="1", options={}, weights_sha256=None),
-            device="auto",
-            gpus=1,
-            weights=None,
-            inputs=[],
-            counts=Counts(input=records, refused=0, duplicate=0, planned=records, unique=records),
-            refusals={},
-            lengths=Lengths(total=10 * records, longest=10),
-            records_sha256="",
-            shards=[
-                PlannedShard(shard=name, records=RECORDS, wanted=RECORDS, cost=COST, bytes=8)
-                for name in self.names
+        told = plan_json(
+            [
+                {"shard": n, "records": 100, "wanted": 100, "cost": COST, "bytes": 8}
+                for n in self.names
             ],
+            counts=dict.fromkeys(("input", "planned", "unique"), records),
+            lengths={"total": 10 * records, "longest": 10},
+            **ABOUT,
         )
-        store = self.folder.store
-        for path in (
-            store / "shards",
-            store / "parts" / RECIPE,
-            store / "journals" / RECIPE,
-            self.folder.root / "receipts" / RECIPE,
-        ):
-            path.mkdir(parents=True)
+        self.plan = Plan.model_validate(told)
+        for place in ("store/shards", *(f"{of}/{RECIPE}" for of in OF_RECIPE)):
+            (self.folder.root / place).mkdir(parents=True)
         for name in self.names:
             self.folder.shard(name).write_bytes(b"records!")
         self.plan.write(self.folder.plan)
@@ -108,11 +95,9 @@ def _part(failed):
     """Return a part whose first records failed for these reasons."""
     reasons = [*failed, *[None] * (RECORDS - len(failed))]
     schema = journal.part_schema(pa.schema({}))
-    rows = {
-        "sha256": [bytes([row]) * 32 for row in range(RECORDS)],
-        "status": ["failed" if reason else "ok" for reason in reasons],
-        "reason": reasons,
-    }
+    digests = [bytes([row]) * 32 for row in range(RECORDS)]
+    status = ["failed" if reason else "ok" for reason in reasons]
+    rows = {"sha256": digests, "status": status, "reason": reasons}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.table(rows, schema=schema))

@@ -209,12 +209,9 @@ def test_files_are_on_the_disk_before_a_job_says_so(run, monkeypatch):
     write = delivered.Delivered.write
 
     def told(self, path, **more):
-        places = [delivered.folder_of(run, shard.key) for shard in self.shards]
-        there.extend(
-            disk.holds(path) == (path.read_bytes() if path.is_file() else True)
-            for place in places
-            for path in (place, *place.iterdir())
-        )
+        for place in (delivered.folder_of(run, shard.key) for shard in self.shards):
+            for made in (place, *place.iterdir()):
+                there.append(disk.holds(made) == (made.read_bytes() if made.is_file() else True))
         write(self, path, **more)
 
     monkeypatch.setattr(delivered.Delivered, "write", told)

@@ -114,13 +114,10 @@ PARITY = """
 def tree(folder):
     """Return the files of a workflow and what they have; of a benchmark, that it is there."""
     names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    return {
-        str(name): "" if name.suffix == ".tsv" else (folder / name).read_text()
-        for name in names
-        if name.parts[0] != "tmp"
-        and not {*name.parts} & {".snakemake", ".snakemake_timestamp"}
-        and not name.name.startswith("log")
-    }
+    others = {".snakemake", ".snakemake_timestamp"}
+    names = [name for name in names if name.parts[0] != "tmp" and not {*name.parts} & others]
+    names = [name for name in names if not name.name.startswith("log")]
+    return {str(n): "" if n.suffix == ".tsv" else (folder / n).read_text() for n in names}
 
 
 def test_it_runs_a_workflow_as_the_local_executor_does(machine_of):

@@ -42,14 +42,10 @@ def write(path, firsts, budget=10):
 
 
 def large_batch(first, count=3):
-    columns = [
-        *batch(first, count).columns[:3],
-        pa.FixedSizeListArray.from_arrays(
-            pa.array(np.arange(count * 2**18, dtype=np.float32) + first), 2**18
-        ),
-        pa.FixedSizeListArray.from_arrays(pa.array(np.arange(9 * count, dtype=np.int8)), 9),
-    ]
-    return pa.record_batch(columns, schema=LARGE)
+    a, b = np.arange(count * 2**18, dtype=np.float32) + first, np.arange(9 * count, dtype=np.int8)
+    pairs = ((a, 2**18), (b, 9))
+    values = [pa.FixedSizeListArray.from_arrays(pa.array(x), width) for x, width in pairs]
+    return pa.record_batch([*batch(first, count).columns[:3], *values], schema=LARGE)
 
 
 def read(path):

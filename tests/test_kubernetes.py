@@ -281,13 +281,9 @@ def test_a_run_in_pods(tmp_path, environment, gpu_node):
 
 def extracting(cluster):
     """Return the names of the jobs that run on a GPU."""
-    return [
-        name
-        for name, job in list(cluster.jobs.items())
-        if '"nvidia.com/gpu"' in json.dumps(job)
-        and name in cluster.processes
-        and cluster.processes[name].poll() is None
-    ]
+    on_gpus = [name for name, job in [*cluster.jobs.items()] if f'"{LIMIT}"' in json.dumps(job)]
+    started = [name for name in on_gpus if name in cluster.processes]
+    return [name for name in started if cluster.processes[name].poll() is None]
 
 
 def check_pods(cluster, volume):

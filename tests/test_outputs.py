@@ -317,30 +317,21 @@ def test_every_file_says_how_it_was_made(done, name):
 def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
     """Of records as large as people's, with headers as Swiss-Prot's."""
     count, length, width = 200, 300, 64
-    values = pa.schema(
-        {
-            "mean_layer_6": pa.list_(pa.float32(), width),
-            "residues_layer_6": pa.list_(pa.list_(pa.float16(), width)),
-        }
-    )
+    residue = pa.list_(pa.float16(), width)
+    values = {"mean_layer_6": pa.list_(pa.float32(), width), "residues_layer_6": pa.list_(residue)}
+    values = pa.schema(values)
     numbers = np.random.default_rng(0).standard_normal(count * (length + 1) * width)
     pooled, residues = numbers[: count * width], numbers[count * width :].astype(np.float16)
     edges = np.arange(0, count * length + 1, length, dtype=np.int32)
     rows = pa.FixedSizeListArray.from_arrays(pa.array(residues), width)
     ids = [f"sp|P{number:05d}|NAME{number}_HUMAN" for number in range(count)]
-    block = pa.table(
-        {
-            "id": ids,
-            "description": [f"Protein {id} OS=Homo sapiens OX=9606 PE=1 SV=2" for id in ids],
-            "length": [length] * count,
-            "sha256": pa.array([bytes([number]) * 32 for number in range(count)], pa.binary(32)),
-            "sample": [""] * count,
-            "mean_layer_6": pa.FixedSizeListArray.from_arrays(
-                pa.array(pooled.astype(np.float32)), width
-            ),
-            "residues_layer_6": pa.ListArray.from_arrays(pa.array(edges), rows),
-        }
-    )
+    titles = [f"Protein {id} OS=Homo sapiens OX=9606 PE=1 SV=2" for id in ids]
+    digests = pa.array([bytes([number]) * 32 for number in range(count)], pa.binary(32))
+    means = pa.FixedSizeListArray.from_arrays(pa.array(pooled.astype(np.float32)), width)
+    columns = {"id": ids, "description": titles, "length": [length] * count, "sha256": digests}
+    columns |= {"sample": [""] * count, "mean_layer_6": means}
+    columns["residues_layer_6"] = pa.ListArray.from_arrays(pa.array(edges), rows)
+    block = pa.table(columns)
     path = tmp_path / "result"
     if format_of(name).is_folder:
         path.mkdir()

@@ -176,11 +176,8 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
     def records():
         found = list(_chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv")))
         assert [chunk.first for chunk in found] == [0, 4, 8]
-        return [
-            one
-            for chunk in found
-            for one in zip(chunk.owners, chunk.ids, chunk.payloads, strict=True)
-        ]
+        rows = [zip(chunk.owners, chunk.ids, chunk.payloads, strict=True) for chunk in found]
+        return [one for some in rows for one in some]
 
     letters = {"1": b"MKV", "2": b"MAV"}
     listed = {"x1": b"K2A", "z2": b"A2K", "y1": b"V3A"}
@@ -209,15 +206,10 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
     options = scores.Options(variants="listed", variants_file="v.tsv")
     asked = config.validate({"samples": "s.tsv", "workload": "scores"})
     chunks = _chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv"))
-    found = [
-        one for chunk in chunks for one in zip(chunk.owners, chunk.sources, chunk.ids, strict=True)
-    ]
-    assert found == [
-        (number, f"{file}.fa", id)
-        for number, s in enumerate(names)
-        for file in (s, "control")
-        for id in (file, "p")
-    ]
+    rows = [zip(chunk.owners, chunk.sources, chunk.ids, strict=True) for chunk in chunks]
+    each = [(number, file) for number, s in enumerate(names) for file in (s, "control")]
+    expected = [(number, f"{file}.fa", id) for number, file in each for id in (file, "p")]
+    assert [one for some in rows for one in some] == expected
     assert opened == ["s00.fa", "control.fa", *(f"{s}.fa" for s in names[1:])]
 
 
@@ -254,11 +246,8 @@ def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tm
     of = iter([Record(f"r{n}", "", b"M", file, n) for n, file in enumerate(files)])
     with (tmp_path / "kept").open("w+b") as kept:
         once = reading._Once(of, {"b.fa"}, kept)
-        assert [[one.id for one in once.records_of(file)] for file in ("a.fa", "b.fa", "b.fa")] == [
-            ["r0"],
-            ["r1"],
-            ["r1"],
-        ]
+        read = [[one.id for one in once.records_of(f"{name}.fa")] for name in "abb"]
+        assert read == [["r0"], ["r1"], ["r1"]]
         said = r"a\.fa:2: this record comes after those of another"
         with pytest.raises(WorkloadError, match=said):
             once.refuse_more()

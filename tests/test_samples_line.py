@@ -469,17 +469,9 @@ def files_in(folder):
 GC = {"labels": "kinds.tsv", "column": "kind", "vectors": "composition"}
 ALONE = {"column": "kind", "vectors": "composition"}
 MAIN = SimpleNamespace(is_main_snakefile=lambda: True)
-SOIL = {
-    "run": "soil",
-    "samples": "samples.tsv",
-    "translate": {"by": "chunks"},
-    "features": {
-        "proteins": {"workload": "composition"},
-        "dna": {"of": "nucleotides", "workload": "composition"},
-    },
-    "heads": {"gc": GC},
-    "verdicts": {},
-}
+OF = {"workload": "composition"}
+SOIL = {"run": "soil", "samples": "samples.tsv", "translate": {"by": "chunks"}, "verdicts": {}}
+SOIL |= {"features": {"proteins": OF, "dna": {**OF, "of": "nucleotides"}}, "heads": {"gc": GC}}
 
 
 @pytest.fixture
@@ -630,24 +622,12 @@ def begun(config, *files):
 # ---- the whole line ----
 
 ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "shards": {"cost": 40_000}}
-LINE = {
-    "run": "soil",
-    "samples": "samples.tsv",
-    "translate": {"by": "chunks", "window": 150},
-    "features": {
-        "proteins": {**ESM2, "device": "cpu", "outputs": ["parquet"]},
-        "letters": {"of": "proteins", "workload": "composition", "outputs": ["tsv", "parquet"]},
-    },
-    "heads": {
-        "gc": {
-            "labels": "kinds.tsv",
-            "column": "kind",
-            "group": "id",
-            "vectors": ["mean_layer_6", "composition"],
-        }
-    },
-    "verdicts": {"by": "mean"},
+LINE = SOIL | {"translate": {"by": "chunks", "window": 150}, "verdicts": {"by": "mean"}}
+LINE["features"] = {
+    "proteins": {**ESM2, "device": "cpu", "outputs": ["parquet"]},
+    "letters": {**OF, "of": "proteins", "outputs": ["tsv", "parquet"]},
 }
+LINE["heads"] = {"gc": {**GC, "group": "id", "vectors": ["mean_layer_6", "composition"]}}
 MADE = (
     *("verdicts.tsv", "predictions/gc.tsv", "predictions/gc.missing.tsv"),
     *("heads/gc/held_out.parquet", "heads/gc/missing.tsv"),

@@ -35,15 +35,11 @@ STEPS = {
     "groups": {"families": {**FAMILIES, "pool": ["mean", "max", "sum"]}},
     "autoencoders": {"sae": {"vectors": "composition", **SMALL}},
 }
+SURE = {"class": "virus", "recall": 0.9}
 MORE_STEPS = {
     "heads": {
         "net": {**LABELS, "column": "kind", "kind": "mlp"},
-        "sure": {
-            **LABELS,
-            "column": "kind",
-            "group": "family",
-            "threshold": {"class": "virus", "recall": 0.9},
-        },
+        "sure": {**LABELS, "column": "kind", "group": "family", "threshold": SURE},
     },
     "maps": {},
 }

@@ -1059,20 +1059,14 @@ def test_a_workflow_computes_a_tenth_and_then_nothing(tmp_path, environment):
 # ---- whatever happens ----
 
 RUNS = st.integers(0, 3)
+CHOSEN = st.lists(st.integers(0, 40), min_size=1, max_size=25)
+MOST = st.sampled_from([None, None, 1, 2, "removed"])
+HARMS = st.sampled_from(["flip", "remove", "flip index", "lose index", "litter"])
 ACTS = st.one_of(
-    st.tuples(
-        st.just("run"),
-        RUNS,
-        st.lists(st.integers(0, 40), min_size=1, max_size=25),
-        st.sampled_from([None, None, 1, 2, "removed"]),
-        st.integers(0, 99),
-    ),
+    st.tuples(st.just("run"), RUNS, CHOSEN, MOST, st.integers(0, 99)),
     st.tuples(st.just("version"), RUNS, st.sampled_from(["1", "2"])),
     st.tuples(st.just("weights"), RUNS, st.sampled_from([None, *WEIGHTS])),
-    st.tuples(
-        st.sampled_from(["flip", "remove", "flip index", "lose index", "litter"]),
-        st.integers(0, 99),
-    ),
+    st.tuples(HARMS, st.integers(0, 99)),
 )
 
 
