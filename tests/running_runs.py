@@ -26,7 +26,8 @@ from featuremill.store.results import Results
 HERE = platform.node()
 RECIPE = "c0ffee" * 5 + "00"
 COST, RECORDS = 1000, 100
-ABOUT = {"recipe": RECIPE, "workload": "poison", "settings": {"workload": "poison"}}
+ABOUT = {"recipe": RECIPE, "workload": "poison", "device": "auto"}
+ABOUT |= {"settings": {"workload": "poison"}}
 OF_RECIPE = ("store/parts", "store/journals", "receipts")
 A, B, C = ({"kind": "cuda", "uuid": f"GPU-{x}000-00", "name": "NVIDIA L4"} for x in "abc")
 
@@ -44,16 +45,11 @@ class RunningRun:
         self.folder = Results(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
         records = RECORDS * num_shards
-        told = plan_json(
-            [
-                {"shard": n, "records": 100, "wanted": 100, "cost": COST, "bytes": 8}
-                for n in self.names
-            ],
-            counts=dict.fromkeys(("input", "planned", "unique"), records),
-            lengths={"total": 10 * records, "longest": 10},
-            **ABOUT,
-        )
-        self.plan = Plan.model_validate(told)
+        shard = {"records": RECORDS, "wanted": RECORDS, "cost": COST, "bytes": 8}
+        counts = dict.fromkeys(("input", "planned", "unique"), records)
+        counts = {"counts": counts, "lengths": {"total": 10 * records, "longest": 10}}
+        told = plan_json([{"shard": name, **shard} for name in self.names], **counts, **ABOUT)
+        self.plan = Plan.model_validate_json(json.dumps(told))
         for place in ("store/shards", *(f"{of}/{RECIPE}" for of in OF_RECIPE)):
             (self.folder.root / place).mkdir(parents=True)
         for name in self.names:

@@ -22,7 +22,7 @@ from programs import Verbs, rows_of
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.config import Config, validate
+from featuremill.config import Config
 from featuremill.kit.hdf5 import dataset_name
 from featuremill.merge import accounts, gather, provenance, shuffle
 from featuremill.merge.command import _say, merge, merge_partial
@@ -475,11 +475,6 @@ def test_a_failed_record_whose_shard_is_gone_is_a_sentence(verbs):
     verbs.run_folder.shard(plan["shards"][0]["shard"]).unlink()
     said = verbs("merge", verbs.run_folder.root, "--max-failed", "1", status=4)
     assert "this shard is gone, and some of its records failed" in said
-
-
-def test_the_config_knows_every_output():
-    config = validate({"inputs": "x.fa", "workload": "composition", "outputs": ALL})
-    assert list(config.outputs) == ALL
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,6 @@ def test_labels_are_of_a_record_of_a_sample(tmp_path):
         labels.read(table, "kind", None, OF_SAMPLES)
 
 
-def test_without_samples_nothing_tells_of_them():
-    assert not config.validate({"inputs": "a.fa", "workload": "composition"}).samples
-    with pytest.raises(UserError, match="inputs: this is missing"):
-        config.validate({"workload": "composition"})
-
-
 def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_path):
     """Whichever pass over the files has them; and no file is read for another sample."""
     for name in "xyz":
