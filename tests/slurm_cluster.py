@@ -255,8 +255,7 @@ class Cluster:
         starts = self.run("squeue", "-h", "-j", job, "-O", "RestartCnt", status=None).strip()
         if (job, starts) not in self._hurried:
             self._hurried.add((job, starts))
-            start = "StartTime=now+2"
-            self.run("scontrol", "update", f"JobId={job}", start, status=None)
+            self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2", status=None)
 
     def wait_until(self, condition, seconds=120):
         """Wait until `condition()` is true; return what it returned."""

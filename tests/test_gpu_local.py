@@ -32,48 +32,33 @@ def machine_of(request, gpu_node, environment, tmp_path):
 FOREIGN = """
     SAMPLES = ["a", "b", "c", "d"]
 
-
     rule all:
-        input:
-            "report.txt",
-
+        input: "report.txt"
 
     rule fold:
-        output:
-            "folded/{sample}.txt",
-        log:
-            "logs/fold_{sample}.txt",
+        output: "folded/{sample}.txt"
+        log: "logs/fold_{sample}.txt"
         threads: 2
-        resources:
-            gpu=1,
+        resources: gpu=1
         shell:
             "echo $CUDA_VISIBLE_DEVICES > {output}; echo folded {wildcards.sample} > {log};"
             "touch {wildcards.sample}.runs; test -e all.run ||"
             "  while [ $(ls *.runs | wc -l) -lt 4 ]; do sleep 0.02; done; touch all.run"
 
-
     rule train:
-        input:
-            expand("folded/{sample}.txt", sample=SAMPLES),
-        output:
-            "model.txt",
-        benchmark:
-            "train.tsv"
-        resources:
-            gpu=2,
+        input: expand("folded/{sample}.txt", sample=SAMPLES)
+        output: "model.txt"
+        benchmark: "train.tsv"
+        resources: gpu=2
         shell:
             "echo $CUDA_VISIBLE_DEVICES > {output};"
             "featuremill lease --gpus 2 -- sh -c 'echo $CUDA_VISIBLE_DEVICES' >> {output};"
             "featuremill lease --gpus 1 -- sh -c 'echo $CUDA_VISIBLE_DEVICES' >> {output}"
 
-
     rule report:
-        input:
-            "model.txt",
-        output:
-            "report.txt",
-        shell:
-            "echo [${{CUDA_VISIBLE_DEVICES-not set}}] > {output}"
+        input: "model.txt"
+        output: "report.txt"
+        shell: "echo [${{CUDA_VISIBLE_DEVICES-not set}}] > {output}"
 """
 
 
@@ -153,8 +138,7 @@ def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
 
 MISTAKES = """
     rule all:
-        input:
-            "too_many", "text", "late", "fine",
+        input: "too_many", "text", "late", "fine"
 
     rule too_many:
         output: "too_many"

@@ -82,8 +82,7 @@ def check_spans(spans, uuids, at_once, slots=1):
     """
     assert sorted(spans) == sorted(uuids)
     assert max(map(most_at_once, spans.values())) <= slots
-    everything = [span for mine in spans.values() for span in mine]
-    assert 2 <= most_at_once(everything) <= at_once
+    assert 2 <= most_at_once([span for mine in spans.values() for span in mine]) <= at_once
 
 
 def check_receipts(receipts, uuids):
@@ -289,8 +288,7 @@ def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node
 def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environment, gpu_node, hold):
     """The rule stands in docs/lease.md; its tool is a script here, and no cap is given."""
     node = gpu_node(3)
-    text = DOCS.read_text("utf-8")
-    snakefile = text.partition("```snakemake\n")[2].partition("```")[0]
+    snakefile = DOCS.read_text("utf-8").partition("```snakemake\n")[2].partition("```")[0]
     assert "rule fold" in snakefile
     names = [f"p{n}" for n in range(5)]
     (tmp_path / "sequences").mkdir()
@@ -346,8 +344,7 @@ def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus,
     workflow = GpuWorkflow(tmp_path, environment, node, num_shards, **options)
     workflow.ask(shards={"cost": cost})
     workflow("--cores", "32", "--resources", f"gpu={num_gpus}")
-    logs = sorted(tmp_path.glob("results/test/logs/extract/*/*.log"))
-    assert len(logs) == num_shards
+    assert len(sorted(tmp_path.glob("results/test/logs/extract/*/*.log"))) == num_shards
     clock = [one[key] for one in workflow.receipts() for key in ("started", "finished")]
     times = sorted(map(datetime.datetime.fromisoformat, clock))
     took = (times[-1] - times[0]).total_seconds()
@@ -390,8 +387,7 @@ def of_llm_json(folder):
 def of_pac(folder):
     write_npz(folder / "in.npz", noise(2, seconds=60), channels=("A", "B"))
     bands = {"phase_bands": [[30, 50]], "amplitude_bands": [[90, 120]]}
-    options = {**bands, "segment_seconds": 0.12, "permutations": 1000}
-    return "in.npz", options, "parquet"
+    return "in.npz", {**bands, "segment_seconds": 0.12, "permutations": 1000}, "parquet"
 
 
 MADE = {"encoder": of_encoder, "geneformer": of_geneformer, "llm_json": of_llm_json, "pac": of_pac}

@@ -234,8 +234,7 @@ def test_the_log_tells_what_was_in_flight(tmp_path):
 
 
 def test_several_batches_may_be_in_flight(tmp_path):
-    path = tmp_path / "j.arrows"
-    opened = Journal(path, SCHEMA, 10)
+    opened = Journal(tmp_path / "j.arrows", SCHEMA, 10)
     log = opened.log_path
     opened.begin([0, 1, 2])
     opened.begin([3, 4])

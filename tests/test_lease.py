@@ -97,8 +97,7 @@ RING = """
 
 def test_overlapping_wants_never_deadlock(node_of):
     leases = node_of(3)
-    ring = [leases.python(RING, wants) for wants in ("0,1", "1,2", "2,0") * 2]
-    for process in ring:
+    for process in [leases.python(RING, wants) for wants in ("0,1", "1,2", "2,0") * 2]:
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, err
 
@@ -187,8 +186,7 @@ def test_who_waits_says_for_what_again_and_again(node_of):
 
 def test_children_keep_a_lease_on_purpose_only(node_of):
     leases = node_of(1)
-    script = "sleep 50 >/dev/null 2>&1 & echo $!"
-    child = int(leases(run=["sh", "-c", script])[0])
+    child = int(leases(run=["sh", "-c", "sleep 50 >/dev/null 2>&1 & echo $!"])[0])
     assert HELD in leases("--wait", 0, status=3)[1], "the child may hold the device's memory"
     heading, row = leases.list()
     assert " ".join(heading.split()) == "GPU STATE SLOT PID USER SINCE COMMAND OR REASON"

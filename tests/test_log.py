@@ -33,8 +33,7 @@ def test_a_word_that_a_verb_does_not_take_is_named_with_its_help(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["status", "results/my", "--resluts", "x"])
     assert ended.value.code == 2
-    said = "status takes no --resluts x; see featuremill status --help."
-    assert said in capsys.readouterr().err
+    assert "status takes no --resluts x; see featuremill status --help." in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -306,8 +306,7 @@ def test_every_file_says_how_it_was_made(done, name):
     found = attributes(done.run_folder.root / files()[name], name)
     expected = {"model_name": "mill_t6_8M", "layers": "3, 6", "pool": "mean, bos", "dtype": "fp32"}
     expected |= {"workload": "esm2", "featuremill_version": featuremill.__version__}
-    weights_sha256 = plan["settings"]["weights_sha256"]
-    expected |= {"recipe": plan["recipe"], "weights_sha256": weights_sha256}
+    expected |= {"recipe": plan["recipe"], "weights_sha256": plan["settings"]["weights_sha256"]}
     assert {key: found[key] for key in expected} == expected
     assert json.loads(found["versions"])["torch"] == torch.__version__
     assert json.loads(found["options"])["layers"] == [3, 6]

@@ -318,8 +318,7 @@ def test_a_death_at_any_step_leaves_a_plan_that_works(failed, step, count):
     failed.compute()
     failed.merge(max_failed=4)
     words = [sys.executable, "-c", DIES, step, str(count)]
-    died = subprocess.run(words, cwd=failed.folder, env=failed.environment)
-    assert died.returncode == 9
+    assert subprocess.run(words, cwd=failed.folder, env=failed.environment).returncode == 9
     if not failed.run_folder.plan.exists():  # then Snakemake plans
         failed.plan_again(ALL)
     failed.compute()

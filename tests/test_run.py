@@ -41,8 +41,7 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     assert "workflow specific profile" not in said
     results = tmp_path / "results" / "my"
     assert run_lock.read(results).command == "featuremill run 'my run.yaml' --cores 1 -- plan"
-    bad = desk.type("featuremill", "run", "bad.yaml", status=2)
-    said = bad.err.splitlines()[-1]
+    said = desk.type("featuremill", "run", "bad.yaml", status=2).err.splitlines()[-1]
     assert said.startswith("error: bad.yaml:2: options.model: what: this file does")
     monkeypatch.chdir(tmp_path)
     whole = "featuremill run 'my run.yaml' --cores 1"

@@ -130,8 +130,7 @@ def test_a_folder_called_like_a_samples_says_nothing_of_a_file_in_it(tmp_path):
 def test_a_step_whose_files_cannot_name_a_sample_refuses_them():
     heads = {"h": {"labels": "l.csv", "column": "c"}}
     told = {"samples": "s.tsv", "translate": {"by": "virnucpro"}, "heads": heads, "virnucpro": {}}
-    said = "^config: virnucpro: this step takes no samples; leave it"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match="^config: virnucpro: this step takes no samples; leave it"):
         project.validate({"workload": "composition", **told})
 
 
@@ -347,8 +346,7 @@ def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
         "b": [("p1", "WA"), ("p2", "AA")],
     }
     options = {"marker": "W", "alphabet": "proteins"}
-    asked = write_samples(tmp_path, of_sample)
-    verbs.extract(verbs.plan([], "marked", options, **asked))
+    verbs.extract(verbs.plan([], "marked", options, **write_samples(tmp_path, of_sample)))
     root = verbs.run_folder.root
 
     def failed():

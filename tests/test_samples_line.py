@@ -76,8 +76,7 @@ def computed(folder, environment, of_sample, sheet, **options):
     """Compute a run of these samples in `folder`; return where its results are."""
     folder.mkdir()
     verbs = Verbs(folder, environment)
-    asked = write_sheet(folder, of_sample, **sheet)
-    verbs.finish([], "parquet", options=options, **asked)
+    verbs.finish([], "parquet", options=options, **write_sheet(folder, of_sample, **sheet))
     return verbs.run_folder.root
 
 
@@ -419,8 +418,7 @@ def predict(path, rows):
 
 def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
     """The last contig of a has the name of the first of b, and what is said of each is its own."""
-    of_sample = CONTIGS | {"a": CONTIGS["a"][:1]}
-    done = translated(tmp_path, of_sample)
+    done = translated(tmp_path, CONTIGS | {"a": CONTIGS["a"][:1]})
     ids = [id for some in fragments(tmp_path / "out", ["id"]) for id in some["id"].to_pylist()]
     score = {"a": 0.75, "b": 0.25}
     rows = [(*id.split("/", 1), score[id[0]]) for id in ids]
@@ -539,8 +537,7 @@ def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monk
         Path("my.yaml").write_text(text)
         place = Path.cwd() / "my.yaml"
         with pytest.raises(RefusedError) as caught:
-            found = begun(yaml.safe_load(text), place)
-            for run in found.runs.values():
+            for run in begun(yaml.safe_load(text), place).runs.values():
                 workflow = SimpleNamespace(configfiles=[place], is_main_process=True, modifier=MAIN)
                 refusals.refuse_missing(workflow, run)
                 refusals.refuse_missing_here(run)

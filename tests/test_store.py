@@ -124,8 +124,7 @@ class Run:
         were computed."""
         computed = []
         for _ in range(10):
-            planned = self.plan()
-            computed += self.compute(planned, failed)
+            computed += self.compute(self.plan(), failed)
             try:
                 self.delivery = merge(self.results, OUTPUTS, max_failed)
             except IntegrityError:
@@ -694,8 +693,7 @@ def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, writ
     planned = plan(results, asked, None).plan
     assert sum(entry.wanted for entry in planned.taken) == 2
     more = {"recipe": None, "threads": 1, "stall_seconds": None}
-    shard = planned.shards[0].shard
-    extract.run(argparse.Namespace(run_folder=results.root, shard=shard, **more))
+    extract.run(argparse.Namespace(run_folder=results.root, shard=planned.shards[0].shard, **more))
     delivery = merge(results, ["parquet", "per_protein_h5"], 1)
     assert delivery.counts.taken == 2 and delivery.counts.failed == 1
     declared = told["options"]["declared"]
@@ -1110,8 +1108,7 @@ def test_nothing_is_delivered_that_a_fresh_run_would_not_deliver(folder, acts):
         if what in ("version", "weights"):
             setattr(runs[which], what, *more)
             continue
-        pattern = "*/*/*/index/*.arrow" if "index" in what else "*/*/*/*.arrows"
-        there = sorted(folder.glob(pattern))
+        there = sorted(folder.glob("*/*/*/index/*.arrow" if "index" in what else "*/*/*/*.arrows"))
         if not there:
             continue
         victim = there[which % len(there)]
