@@ -130,7 +130,8 @@ def test_a_folder_called_like_a_samples_says_nothing_of_a_file_in_it(tmp_path):
 def test_a_step_whose_files_cannot_name_a_sample_refuses_them():
     heads = {"h": {"labels": "l.csv", "column": "c"}}
     told = {"samples": "s.tsv", "translate": {"by": "virnucpro"}, "heads": heads, "virnucpro": {}}
-    with pytest.raises(UserError, match="^config: virnucpro: this step takes no samples; leave it"):
+    said = "^config: virnucpro: this step takes no samples; leave it"
+    with pytest.raises(UserError, match=said):
         project.validate({"workload": "composition", **told})
 
 
