@@ -10,6 +10,7 @@ import pytest
 from programs import Verbs
 
 from featuremill.__main__ import main
+from featuremill.base.id_columns import accession, accessions
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 HEADERS = [f"sp|P{10000 + number}|NAME{number}_HUMAN" for number in range(40)]
@@ -30,10 +31,6 @@ def run(tmp_path_factory, environment):
     verbs.extract(verbs.plan(RECORDS, cost=400, options={"hydropathy": False}))
     verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "--max-failed", "1")
     return verbs.run_folder.root
-
-
-def accession(id):
-    return id.split("|")[1]
 
 
 def table(path, name=accession, id_column="Entry", kinds=KINDS):
@@ -129,3 +126,50 @@ def test_what_is_no_number_is_no_label_and_words_for_it_are_said(run, tmp_path, 
     told = said(capfd, *words_of("groups", run, path, tmp_path))
     assert f"{path}: in 'kind', 'nan' counts as a label like any other; for no label" in told
     assert "in 'kind', 'Virus' and 'virus' count as different labels; write them alike" in told
+
+
+# ---- the accession of an id ----
+
+CASES = {
+    "sp|P12345|AATM_RABIT": "P12345",
+    "tr|A0A023FBW4|A0A023FBW4_9HEMI": "A0A023FBW4",
+    "sp|P12345-2|AATM_RABIT": "P12345-2",
+    "tr|P12345": "P12345",
+    "P12345": "P12345",
+    "AATM_RABIT": "AATM_RABIT",
+    "UniRef50_P12345": "P12345",
+    "UniRef100_A0A023FBW4": "A0A023FBW4",
+    "UniRef90_UPI0000ABCDEF": "UPI0000ABCDEF",
+    "UniRef90_UPI0000": "UniRef90_UPI0000",
+    "AF-P12345-F1": "P12345",
+    "AFDB:AF-P12345-F1-model_v4": "P12345",
+    "ref|NP_000549.1|": "NP_000549.1",
+    "gi|4504345|ref|NP_000549.1|": "NP_000549.1",
+    "gi|129295|sp|P01013.1|OVAX_CHICK": "P01013",
+    "gb|AAA12345.1|": "AAA12345.1",
+    "emb|CAA12345.1|": "CAA12345.1",
+    "ref|WP_012345678.1|": "WP_012345678.1",
+    "NP_000549.1": "NP_000549.1",
+    "lcl|NC_000913.3_prot_NP_414542.1_1": "NP_414542.1",
+    "gi|4504345": "gi|4504345",
+    "pdb|4HHB|A": "pdb|4HHB|A",
+    "sp|P1|A_B": "sp|P1|A_B",
+    "sp|p12345|lower": "sp|p12345|lower",
+    "sp|P12345|A|B": "sp|P12345|A|B",
+    "sp||": "sp||",
+    "k127_9 flag=1": "k127_9 flag=1",
+    "sp|P12345\u00e9|X": "sp|P12345\u00e9|X",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_accession_of_each_kind_of_id(chunked):
+    ids = pa.array(CASES)
+    found = accessions(pa.chunked_array([ids[:3], ids[3:]]) if chunked else ids)
+    assert dict(zip(CASES, found.to_pylist(), strict=True)) == CASES
+    assert {id: accession(id) for id in CASES} == CASES
+
+
+def test_no_ids_are_no_accessions():
+    assert accessions(pa.array([], pa.string())).to_pylist() == []

@@ -6,7 +6,8 @@ import shutil
 import h5py
 import pyarrow.parquet as pq
 import pytest
-from programs import Verbs, Workflow, flip, random_records, rows_of
+import yaml
+from programs import Verbs, Workflow, flip, jobs_listed, random_records, rows_of
 
 from featuremill import __main__
 from featuremill.base.errors import UserError
@@ -161,9 +162,50 @@ def test_the_real_results_are_not_touched(run):
     assert (run.root / "embeddings.parquet").read_bytes() == b"of the last plan"
 
 
-def test_snakemake_partial_plans_and_computes_nothing(tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(20))
+def test_snakemake_partial_plans_and_computes_nothing(workflow):
     assert "20 are not computed yet" in workflow("partial")
     assert (workflow.run_folder.root / "partial" / "report.html").exists()
     assert "rule partial:" in workflow("partial", "-n"), "it always runs"
     assert workflow.news() == []
+
+
+# ---- the target `extracted`: compute now, merge later ----
+
+TWENTY = random_records(20)
+
+
+@pytest.fixture
+def workflow(tmp_path, environment):
+    return Workflow(tmp_path, environment, TWENTY)
+
+
+def test_all_is_computed_and_a_later_run_merges_without_computing(workflow):
+    said = workflow("extracted")
+    assert sorted(workflow.news()) == sorted({sequence for _, sequence in TWENTY})
+    assert "results/test: all is computed. This merges it: snakemake " in said
+    assert "extracted" not in said.rpartition("This merges it: ")[2]
+    assert not workflow.run_folder.delivery.exists()
+    assert not (workflow.run_folder.root / "embeddings.parquet").exists()
+    jobs = jobs_listed(workflow("--dry-run"))
+    assert {"merge", "report"} <= jobs and not {"plan", "extract"} & jobs
+    workflow()
+    assert workflow.news() == [] and workflow.counts()["ok"] == len(TWENTY)
+    workflow.write([*TWENTY, ("new", "MKVLAAGIVGL")])
+    before = workflow.run_folder.delivery.read_bytes()
+    workflow("extracted")
+    assert workflow.news() == ["MKVLAAGIVGL"]
+    assert workflow.run_folder.delivery.read_bytes() == before, "older results stay until then"
+    workflow()
+    assert workflow.news() == [] and workflow.counts()["ok"] == len(TWENTY) + 1
+    assert "This merges it" not in workflow("extracted")
+
+
+def test_of_all_sets_of_features(workflow):
+    path = workflow.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    one = {key: config.pop(key) for key in ("workload", "options", "shards", "device")}
+    path.write_text(yaml.safe_dump({**config, "features": {"a": one, "b": one}}))
+    workflow("extracted")
+    assert len(workflow.news()) == 2 * len({sequence for _, sequence in TWENTY})
+    said = workflow()
+    assert workflow.news() == [] and said.count("20 of 20 records have features") >= 2
