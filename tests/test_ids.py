@@ -10,7 +10,7 @@ import pytest
 from programs import Verbs
 
 from featuremill.__main__ import main
-from featuremill.base.id_columns import accession, accessions
+from featuremill.base import id_columns
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 HEADERS = [f"sp|P{10000 + number}|NAME{number}_HUMAN" for number in range(40)]
@@ -31,6 +31,10 @@ def run(tmp_path_factory, environment):
     verbs.extract(verbs.plan(RECORDS, cost=400, options={"hydropathy": False}))
     verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "--max-failed", "1")
     return verbs.run_folder.root
+
+
+def accession(id):
+    return id.split("|")[1]
 
 
 def table(path, name=accession, id_column="Entry", kinds=KINDS):
@@ -166,10 +170,10 @@ CASES = {
 @pytest.mark.parametrize("chunked", [False, True])
 def test_the_accession_of_each_kind_of_id(chunked):
     ids = pa.array(CASES)
-    found = accessions(pa.chunked_array([ids[:3], ids[3:]]) if chunked else ids)
+    found = id_columns.accessions(pa.chunked_array([ids[:3], ids[3:]]) if chunked else ids)
     assert dict(zip(CASES, found.to_pylist(), strict=True)) == CASES
-    assert {id: accession(id) for id in CASES} == CASES
+    assert {id: id_columns.accession(id) for id in CASES} == CASES
 
 
 def test_no_ids_are_no_accessions():
-    assert accessions(pa.array([], pa.string())).to_pylist() == []
+    assert id_columns.accessions(pa.array([], pa.string())).to_pylist() == []
