@@ -68,6 +68,11 @@ def run(extracted, tmp_path):
     return Results(tmp_path / "run")
 
 
+def refused(run, sentence, outputs=ALL, error=IntegrityError):
+    with pytest.raises(error, match=sentence):
+        merge(run, outputs, 0)
+
+
 def expected():
     """Return id → sequence of what has to come out, in order."""
     out = dict(RECORDS)
@@ -224,8 +229,7 @@ def test_a_dataset_on_a_full_disk_is_an_error_and_not_half_a_result(run, monkeyp
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parquet, "Writer", Full)
-    with pytest.raises(OSError, match="No space left"):
-        merge(run, ["parquet_dataset"], 0)
+    refused(run, "No space left", ["parquet_dataset"], error=OSError)
     assert not [path for path in run.root.iterdir() if "embeddings" in path.name]
     assert not (run.root / "manifest.json").exists()
 
@@ -280,8 +284,7 @@ def test_an_ok_row_without_a_number_is_never_delivered(run, number, said):
     wrong = hashlib.sha256(b"GGG").digest()
     vector = None if number is None else [number]
     rewrite(run, values, lambda digest: {"x": vector if digest == wrong else [1.0]})
-    with pytest.raises(IntegrityError, match=said):
-        merge(run, ["parquet", "npy"], 0)
+    refused(run, said, ["parquet", "npy"])
     assert {path.name for path in run.root.glob(".*")} == {RECORD, ".state"}
     assert not (run.root / "embeddings.parquet").exists()
 
@@ -290,8 +293,7 @@ def test_a_row_of_another_record_is_never_delivered(run, monkeypatch):
     """Rows are looked up by their place, and every one is compared with its record."""
     right = Part.row_numbers
     monkeypatch.setattr(Part, "row_numbers", lambda part: right(part)[::-1].copy())
-    with pytest.raises(IntegrityError, match="not that of its record"):
-        merge(run, ["parquet"], 0)
+    refused(run, "not that of its record", ["parquet"])
 
 
 def test_parts_with_other_columns_are_refused(run):
@@ -304,8 +306,7 @@ def test_parts_with_other_columns_are_refused(run):
     with pa.ipc.new_stream(str(path), table.schema) as stream:
         stream.write_table(table)
     write_sealed(receipt, read_sealed(receipt) | {"part": digest_of_file(path)})
-    with pytest.raises(IntegrityError, match="its columns are not those of the other parts"):
-        merge(run, ["parquet"], 0)
+    refused(run, "its columns are not those of the other parts", ["parquet"])
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(run, monkeypatch, caplog):
@@ -338,8 +339,7 @@ def test_all_damaged_parts_are_set_aside_at_once(run):
     for shard in plan["shards"][:3]:
         run.part(plan["recipe"], shard["shard"]).write_bytes(b"rubbish")
     run.receipt(plan["recipe"], plan["shards"][3]["shard"]).write_text("")
-    with pytest.raises(IntegrityError, match="3 more like it"):
-        merge(run, ALL, 0)
+    refused(run, "3 more like it")
     left = [s for s in plan["shards"] if run.receipt(plan["recipe"], s["shard"]).exists()]
     assert len(left) == len(plan["shards"]) - 4
 
@@ -358,11 +358,9 @@ def test_old_results_never_stand_beside_new_ones(run):
 
 def test_a_manifest_that_lost_a_row_is_refused(run):
     pq.write_table(pq.read_table(run.records).slice(0, 37), run.records)
-    with pytest.raises(IntegrityError, match="does not belong to plan"):
-        merge(run, ALL, 0)
+    refused(run, "does not belong to plan")
     run.records.unlink()
-    with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
-        merge(run, ALL, 0)
+    refused(run, r"it is gone; delete plan\.json")
     with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
         retry([run], [])
 
@@ -390,8 +388,7 @@ def test_sums_that_do_not_agree_are_never_delivered(run, kind):
     plan = read_sealed(run.plan)
     plan["counts"][kind] += 1
     write_sealed(run.plan, plan)
-    with pytest.raises(IntegrityError, match="the records don't add up"):
-        merge(run, ALL, 0)
+    refused(run, "the records don't add up")
     assert not list(run.root.glob("*embeddings*")) and not list(run.root.glob("*.h5"))
 
 
@@ -403,14 +400,12 @@ def test_rows_that_are_lost_on_the_way_are_never_delivered(run, monkeypatch):
         yield from [*blocks[:-1], blocks[-1].slice(0, blocks[-1].num_rows - 1)]
 
     monkeypatch.setattr(gather.Gatherer, "pieces", all_but_the_last)
-    with pytest.raises(IntegrityError, match="35 rows written for 36 ok records"):
-        merge(run, ALL, 0)
+    refused(run, "35 rows written for 36 ok records")
     assert not list(run.root.glob("*embeddings*")) and not list(run.root.glob("*.h5"))
 
 
 def test_an_output_with_nothing_to_hold_is_refused(run):
-    with pytest.raises(UserError, match="per_residue_h5 needs per_residue: true"):
-        merge(run, ["per_residue_h5"], 0)
+    refused(run, "per_residue_h5 needs per_residue: true", ["per_residue_h5"], error=UserError)
     assert not list(run.root.glob(".per-residue*"))
 
 
