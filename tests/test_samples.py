@@ -289,8 +289,8 @@ def test_every_table_says_which_sample(of_samples):
     with pytest.raises(UserError, match="no record of sample 'none'"):
         featuremill.load(run.root, samples=["none"])
     in_one = pq.read_table(run.root / "embeddings.parquet")
-    names = ["id", "accession", "description", "length", "sha256", "sample"]
-    assert in_one.column_names[:6] == names
+    columns = ["id", "accession", "description", "length", "sha256", "sample"]
+    assert in_one.column_names[:6] == columns
     folders = pq.read_table(run.root / "embeddings")
     assert folders.column_names[-1] == "sample"
     assert folders["sample"].cast(pa.string()).to_pylist() == [sample for sample, _ in keys]
