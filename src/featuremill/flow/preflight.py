@@ -29,7 +29,7 @@ def prepare(workflow: Any, run: Run) -> None:
     is_imported = internals.is_imported(workflow)
     is_whole = not (is_imported or refusals.asks_for_less(run.folder))
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
-        reruns.warn_of_reruns(workflow, run, needs_plan=is_whole)
+        reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if not internals.is_main(workflow) or not internals.executes(workflow) or is_done:
         return
@@ -50,13 +50,26 @@ def prepare(workflow: Any, run: Run) -> None:
             write_run(run)
         if internals.only_touches():
             return
-        reruns.replan_for_other_versions(workflow, run)
         reruns.rerun_without_inputs(run)
+        convert_another_checkpoint(workflow, run)
         reruns.convert_lost_weights(workflow, run)
-        reruns.rerun_damaged(run.folder, needs_plan=is_whole)
-        reruns.rerun_for_config(workflow, run)
-        reruns.rerun_older_results(run)
+        reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
     check_times(run)
+
+
+def convert_another_checkpoint(workflow: Any, run: Run) -> None:
+    """Rerun the conversion of weights, and plan, if the checkpoint is another one now, or the file
+    weights/<name>.json is of another one, whatever their times are.
+
+    Not where jobs have environments of their own, and may see other folders.
+    """
+    path, model = Path(run.weights_json), run.model
+    if not model or internals.has_environments(workflow):
+        return
+    if weights.are_of_another(path, model, run.workload):
+        internals.log.warning(f"{path}: it is of other weights than {model}. {reruns.AGAIN[False]}")
+        path.unlink()
+        reruns.make_older([Results(Path(run.folder)).plan])
 
 
 def claim_run(results: str, **about: Any) -> None:
