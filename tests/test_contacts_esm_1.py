@@ -1,30 +1,35 @@
 """Contacts of ESM-1b and ESM-1v, held against fair-esm's and transformers' `predict_contacts`."""
 
+import functools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from bench.elders import ALPHABET, elder_of_hugging_face, fair_esm_of, save_elder
+from bench.elders import elder_of_hugging_face, fair_esm_of, save_elder
+from esm2_models import tokens_of
+from programs import write_fasta
 from safetensors.torch import load_file
+from test_contacts import (
+    ALONE,
+    check_contacts,
+    computed,
+    payloads_of,
+    ready,
+    their_attention,
+    theirs,
+)
 from transformers import EsmForMaskedLM
 
 from featuremill.__main__ import main
-from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts
 from featuremill.workloads.contacts import columns, sources
 
-CPU = cpu()
 PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", "X-.UZO", "MKTAYIAKQRQISFVK" * 9]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 def save(path, **shape):
@@ -48,26 +53,17 @@ def regression_of(path):
     return path.with_name(f"{path.stem}-contact-regression.pt")
 
 
-class Reference:
-    """What the authors' program says, or transformers'."""
+def reference(network):
+    """Return a function that tells the contacts by the authors' program, or transformers'."""
+    if not isinstance(network, EsmForMaskedLM):
+        return functools.partial(theirs, network)
 
-    def __init__(self, network):
-        self.network = network
+    @torch.inference_mode()
+    def contacts(protein):
+        tokens = tokens_of(protein)
+        return network.predict_contacts(tokens, torch.ones_like(tokens))[0].numpy()
 
-    def __call__(self, protein):
-        _, _, tokens = ALPHABET.get_batch_converter()([("", protein)])
-        with torch.inference_mode():
-            if isinstance(self.network, EsmForMaskedLM):
-                found = self.network.predict_contacts(tokens, torch.ones_like(tokens))
-            else:
-                found = self.network.predict_contacts(tokens)
-        return found[0].numpy()
-
-    def attention(self, protein):
-        _, _, tokens = ALPHABET.get_batch_converter()([("", protein)])
-        with torch.inference_mode():
-            found = self.network(tokens, need_head_weights=True)["attentions"]
-        return found[0, :, :, 1:-1, 1:-1].numpy()
+    return contacts
 
 
 @pytest.fixture(scope="module", params=["ESM-1b .pt", "ESM-1v .pt", "ESM-1b folder"])
@@ -81,49 +77,22 @@ def elder(request, cache):
         torch.manual_seed(7)
         network.esm.contact_head.regression.weight.normal_()
         network.save_pretrained(cache / name)
-        return Reference(network), str(cache / name)
+        return reference(network), str(cache / name)
     path = save(cache / name.replace("_.pt", ".pt"), has_norm="1b" in name)
-    return Reference(fair_esm_of(path)), str(path)
-
-
-def ready(model, cache, **options):
-    found = weights_verb.weights_of(weights_verb.convert(model, cache, "contacts"))
-    asked = {"dtype": "fp32", "output_dtype": "float32"} | options
-    settled = contacts.resolve(contacts.Options(model=model, **asked), CPU, found)
-    return settled, contacts.load(settled, [CPU], found), found
-
-
-def computed(model, cache, payloads, **options):
-    settled, loaded, found = ready(model, cache, **options)
-    values = values_of(contacts, loaded, payloads, 4096)
-    assert values.schema.equals(contacts.schema(settled, found))
-    return values.to_pylist()
-
-
-def payloads_of(proteins):
-    return [protein.encode() for protein in proteins]
+    return reference(fair_esm_of(path)), str(path)
 
 
 def test_contacts_of_an_esm_1_are_those_of_its_authors(elder, cache):
-    reference, model = elder
-    furthest = spread = 0.0
-    for protein, row in zip(PROTEINS, computed(model, cache, payloads_of(PROTEINS)), strict=True):
-        expected, found = reference(protein), np.array(row["contact_map"])
-        assert found.shape == (len(protein),) * 2 and (found == found.T).all()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-        furthest = max(furthest, np.abs(found - expected).max())
-        spread = max(spread, expected.std())
-    print(f"probabilities at most {furthest:.1e} off, of a spread of {spread:.2f}")
-    assert spread > 0.05, "a map without contrast would show nothing"
+    expected_of, model = elder
+    check_contacts(model, cache, PROTEINS, expected_of)
 
 
 def test_attention_of_an_esm_1_is_that_of_each_head_of_each_layer(cache):
     path = save(cache / "heads.pt")
-    options = {"attention_of": "a", "pairs": "none", "maps": False}
-    settled, loaded, _ = ready(str(path), cache, **options)
+    settled, loaded, _ = ready(str(path), cache, attention_of="a", **ALONE)
     assert settled.model.startswith("esm1b_t3_w48-")
     values = values_of(contacts, loaded, [PROTEINS[0].encode() + contacts.WITH_ATTENTION], 4096)
-    expected = Reference(fair_esm_of(path)).attention(PROTEINS[0])
+    expected = their_attention(fair_esm_of(path), PROTEINS[0])
     found = columns.stack(values["attention"][0])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -132,17 +101,16 @@ def test_the_regression_of_an_esm_1b_may_be_inside_of_its_file_or_in_one_that_is
     cache, tmp_path
 ):
     path = save(tmp_path / "esm1b.pt")
-    expected = computed(str(path), cache, payloads_of(PROTEINS))
-    beside = regression_of(path)
+    payloads, beside = payloads_of(PROTEINS), regression_of(path)
+    expected = computed(str(path), cache, payloads)
     whole = torch.load(path, weights_only=False)
     whole["model"] |= torch.load(beside)["model"]
     torch.save(whole, tmp_path / "whole.pt")
-    assert computed(str(tmp_path / "whole.pt"), cache, payloads_of(PROTEINS)) == expected
+    assert computed(str(tmp_path / "whole.pt"), cache, payloads) == expected
     named = beside.rename(tmp_path / "named.pt")
     with pytest.raises(UserError, match=r"esm1b.pt has no regression for contacts; put fair-esm's"):
         ready(str(path), cache)
-    found = computed(str(path), cache, payloads_of(PROTEINS), regression=str(named))
-    assert found == expected
+    assert computed(str(path), cache, payloads, regression=str(named)) == expected
 
 
 def test_random_numbers_in_the_folder_of_an_esm_1v_are_no_regression(cache, tmp_path):
@@ -153,7 +121,7 @@ def test_random_numbers_in_the_folder_of_an_esm_1v_are_no_regression(cache, tmp_
         ready(folder, cache)
     other = regression_of(save(tmp_path / "other.pt"))
     assert computed(folder, cache, [b"MKTAYI"], regression=str(other))
-    alone = {"pairs": "none", "maps": False, "attention_of": "a"}
+    alone = {"attention_of": "a", **ALONE}
     (row,) = computed(folder, cache, [b"MKTAYI\n"], **alone)
     assert list(row) == ["attention"]
     with pytest.raises(ValueError, match=r"UR90S_3 has no regression for contacts; set model:"):
@@ -163,13 +131,12 @@ def test_random_numbers_in_the_folder_of_an_esm_1v_are_no_regression(cache, tmp_
 
 def test_an_esm_1_has_positions_for_1022_residues(cache, tmp_path):
     path = save(tmp_path / "esm1b.pt")
-    model = str(path)
-    protein = ("MKTAYIAKQRQISFVKSHFSRQ" * 50)[:1030]
+    protein, model = ("MKTAYIAKQRQISFVKSHFSRQ" * 50)[:1030], str(path)
     (row,) = computed(model, cache, [protein.encode()])
-    expected = Reference(fair_esm_of(path))(protein[:1022])
+    expected = reference(fair_esm_of(path))(protein[:1022])
     np.testing.assert_allclose(row["contact_map"], expected, rtol=0, atol=1e-5)
-    Path(tmp_path, "in.fa").write_text(f">a\n{protein}\n")
-    (record,) = contacts.records([tmp_path / "in.fa"], contacts.Options(model=model))
+    path = write_fasta(tmp_path / "in.fa", {"a": protein})
+    (record,) = contacts.records([path], contacts.Options(model=model))
     assert record.note.startswith("longer than 1022 residues, truncated")
     for options, part in (
         ({"long": "full"}, r"options.long: an ESM-1. has .* for 1,022 residues only; set long: tr"),
