@@ -1,18 +1,17 @@
 """The workload encoder on networks that transformers does not have, against their published
 arithmetic, one sequence at a time."""
 
+import encoder_models
 import numpy as np
 import published_arithmetic as published
 import pytest
 import torch
-from encoder_models import dna
+from encoder_models import dna, rows_of
 from esm2_models import cosines, demo_proteins, relative_l2
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.workload import plain_weights, weights
-from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, padding, vocabulary
 
@@ -28,10 +27,7 @@ def folders(tmp_path_factory):
 
 
 def loaded(folder, alphabet, **options):
-    given = {"model": str(folder), "alphabet": alphabet, "dtype": "fp32"} | options
-    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
-    resolved = encoder.resolve(encoder.Options.model_validate(given), CPU, found)
-    return encoder.load(resolved, [CPU], found)
+    return encoder_models.loaded(folder, alphabet=alphabet, **options)
 
 
 def tokens_of(name, letters):
@@ -175,7 +171,7 @@ def test_an_element_is_on_the_strand_that_the_prefix_says(folders):
         model = loaded(folders["glm2"], "proteins", pool=["mean", "mean_all", "cls"], prefix=prefix)
         ids = [strand, *tokens_of("glm2", letters)[1:]]
         state = published.hidden_states("glm2", tensors, ids)[-1]
-        (row,) = values_of(encoder, model, [letters.encode()], 512).to_pylist()
+        (row,) = rows_of(model, [letters.encode()])
         expected = {"mean": state[1:].mean(0), "mean_all": state.mean(0), "cls": state[0]}
         for pool, vector in expected.items():
             assert relative_l2(torch.tensor(row[f"{pool}_layer_3"]), vector.float()) <= FP32_L2
