@@ -83,14 +83,19 @@ def loaded(folder, name, **options):
     return encoder.load(resolved, [CPU], found)
 
 
-def most_off(ours, theirs):
+def layers_of(found, expected):
+    """Yield each layer of each sequence, ours and theirs."""
+    for ours, theirs in zip(found, expected, strict=True):
+        yield from zip(ours, theirs, strict=True)
+
+
+def most_off(found, expected):
     """Return the largest relative L2 of a layer."""
-    assert len(ours) == len(theirs)
-    return max(map(relative_l2, ours, theirs))
+    return max(relative_l2(*pair) for pair in layers_of(found, expected))
 
 
-def lowest_cosine(ours, theirs):
-    return min(cosines(*pair).min() for pair in zip(ours, theirs, strict=True))
+def lowest_cosine(found, expected):
+    return min(cosines(*pair).min() for pair in layers_of(found, expected))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -103,11 +108,9 @@ def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, nam
         assert words.tokens(text.encode()).tolist() == reference.ids(text), text
     exact = loaded(folders(name), name)
     for most_filling in (0.0, padding.MOST_FILLING, 1.0):
-        found = all_layers(exact, letters, most_filling)
-        assert max(map(most_off, found, expected, strict=True)) <= FP32_L2
+        assert most_off(all_layers(exact, letters, most_filling), expected) <= FP32_L2
     narrow = loaded(folders(name), name, dtype="bf16" if CPU.has_bf16 else "fp32")
-    found = all_layers(narrow, letters, 1.0)
-    assert min(map(lowest_cosine, found, expected, strict=True)) >= BF16_COSINE
+    assert lowest_cosine(all_layers(narrow, letters, 1.0), expected) >= BF16_COSINE
 
 
 def test_fp16_leaves_wide_what_it_cannot_hold_and_attention_is_always_ours(folders, copy):
@@ -120,7 +123,7 @@ def test_fp16_leaves_wide_what_it_cannot_hold_and_attention_is_always_ours(folde
     assert "featuremill_t5" in model.backend
     letters = sequences(KINDS["prott5"], 3)
     exact = all_layers(loaded(folders("prott5"), "prott5"), letters, 1.0)
-    assert max(map(most_off, all_layers(model, letters, 1.0), exact, strict=True)) <= 5e-3
+    assert most_off(all_layers(model, letters, 1.0), exact) <= 5e-3
 
 
 @pytest.mark.slow
@@ -136,10 +139,10 @@ def test_a_network_of_a_published_one_s_size_is_that_of_transformers(tmp_path, n
     del reference
     for dtype in ("fp32", "bf16"):
         model = loaded(folder, name, dtype=dtype if CPU.has_bf16 else "fp32")
-        for ours, theirs in zip(all_layers(model, letters, 1.0), expected, strict=True):
-            assert len(theirs) == model.encoder.num_layers + 1
-            is_close = most_off(ours, theirs) <= FP32_L2
-            assert is_close if dtype == "fp32" else lowest_cosine(ours, theirs) >= BF16_COSINE
+        found = all_layers(model, letters, 1.0)
+        assert {len(states) for states in expected} == {model.encoder.num_layers + 1}
+        is_close = most_off(found, expected) <= FP32_L2
+        assert is_close if dtype == "fp32" else lowest_cosine(found, expected) >= BF16_COSINE
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from unittest import mock
 
 import cuda_memory
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from conftest import ROOT
 from cuda_memory import MIB
 from esm2_models import fair_esm, save_fair_esm
-from programs import Verbs
+from programs import Verbs, printed_by
 from test_fallbacks import cuda_that_computes_nothing
 
 from featuremill.workload import compute
@@ -52,14 +53,9 @@ class Cramped:
     def __init__(self, verbs, narrow, records, batch_tokens, device="cpu"):
         self.verbs = verbs
         options = {"model": str(narrow), "dtype": "fp32", "long": "full"}
-        self.plan = verbs.plan(
-            records,
-            "cramped",
-            {**options, "batch_tokens": batch_tokens},
-            cost=10**6,
-            device=device,
-            more=("--weights", narrow.with_name("weights.json")),
-        )
+        options["batch_tokens"] = batch_tokens
+        more = {"more": ("--weights", narrow.with_name("weights.json")), "device": device}
+        self.plan = verbs.plan(records, "cramped", options, cost=10**6, **more)
 
     def __call__(self, room_mb=None):
         """Return the receipt, the part's rows by sha256 and what was said."""
@@ -125,9 +121,8 @@ def test_embed_gets_smaller_batches_too(verbs, narrow):
 
     def embed(sequences, **more):
         command = [sys.executable, "-c", EMBED, narrow, verbs.folder / "out", *sequences]
-        done = subprocess.run(
-            command, env=environment | more, text=True, capture_output=True, timeout=120
-        )
+        streams = {"text": True, "capture_output": True, "timeout": 120}
+        done = subprocess.run(command, env=environment | more, **streams)
         return done, (verbs.folder / "out").read_bytes()
 
     whole, expected = embed(sequences)
@@ -165,9 +160,8 @@ def test_products_go_on_where_onednn_had_no_memory_for_its_code(environment, num
     """For as long as the thread lives it refuses all that needs new code."""
     settings = {"MMAP_THRESHOLD_": 2**30, "TRIM_THRESHOLD_": 2**30, "ARENA_MAX": 1}
     environment = environment | {f"MALLOC_{name}": str(size) for name, size in settings.items()}
-    command = [sys.executable, "-c", REFUSED, str(num_threads)]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "could not create a primitive\n"), done.stderr
+    said = printed_by(REFUSED, num_threads, env=environment, timeout=120)
+    assert said == "could not create a primitive\n"
 
 
 def test_what_is_free_on_a_gpu_is_said_where_it_can_be(monkeypatch):
@@ -178,9 +172,7 @@ def test_what_is_free_on_a_gpu_is_said_where_it_can_be(monkeypatch):
     assert compute.free_on_gpu() == "2.0 GB of 80.0 GB are free"
     assert compute.reason_of(error).endswith("`cublasCreate`; 2.0 GB of 80.0 GB are free")
 
-    def fail(_):
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
+    fail = mock.Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
     assert compute.free_on_gpu() == ""
 
@@ -291,13 +283,13 @@ def test_batches_that_a_gpu_has_computed_fit_in_what_is_estimated():
     record = ROOT / "bench/results/2026-11-26-NVIDIA-H200-650M-memory.json"
     rows = json.loads(record.read_text())["measured"]["batch_memory 650M"]["rows"]
     model = model_of_shape("650M", "fp32")
+    least = memory.estimate_mb(model, "cuda", "bf16", 1)
     for row in rows:
-        most, least = (
-            memory.estimate_mb(model, "cuda", "bf16", tokens) for tokens in (row["budget"], 1)
+        share = row["reserved_mb"] / (
+            memory.estimate_mb(model, "cuda", "bf16", row["budget"]) - least
         )
-        assert row["reserved_mb"] < 1.005 * (most - least)
-        if row["output"] == "mean":  # the other batches found memory that these had left
-            assert row["reserved_mb"] > 0.6 * (most - least)
+        # The other batches found memory that those of means had left.
+        assert (0.6 if row["output"] == "mean" else 0) < share < 1.005
 
 
 def test_what_lives_at_once_on_a_gpu_is_the_feed_forwards(reserved):

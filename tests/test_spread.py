@@ -3,9 +3,6 @@
 `Cards` stands in for GPUs; the tests for two real ones have the same names.
 """
 
-import runpy
-import sys
-
 import decoder_models
 import encoder_models
 import published_arithmetic
@@ -15,9 +12,9 @@ import test_contacts
 import test_scores
 import torch
 from cards import Cards
-from conftest import ROOT
 from esm2_models import demo_proteins, relative_l2, save_fair_esm
 from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
+from programs import run_example
 from test_mosaicbert import SMALL
 
 from featuremill.base import devices
@@ -204,6 +201,15 @@ def test_copies_that_arrive_wrong_go_through_the_host(cards, monkeypatch, caplog
         spread.over(blocks(3), 3, both.devices)
 
 
+def on_one_and_on_two_gpus(workload, options, found, payloads, budget=100):
+    """Return the values of a model on one GPU and on two."""
+    first, second = devices.cuda_devices()[:2]
+    return [
+        values_of(workload, workload.load(options, given, found), payloads, budget)
+        for given in ([first], [first, second])
+    ]
+
+
 # ESM-2, and what loads through it
 
 
@@ -249,11 +255,7 @@ def test_what_loads_through_esm2_has_the_same_bits(tmp_path, cards, monkeypatch,
 def test_what_loads_through_esm2_is_that_of_one_gpu(tmp_path, monkeypatch, name):
     workload, options, found, payloads = proteins_of(name, tmp_path, monkeypatch)
     monkeypatch.delenv("FEATUREMILL_WITHOUT")
-    first, second = devices.cuda_devices()[:2]
-    one, two = (
-        values_of(workload, workload.load(options, given, found), payloads, 4096)
-        for given in ([first], [first, second])
-    )
+    one, two = on_one_and_on_two_gpus(workload, options, found, payloads)
     assert repr(two.to_pylist()) == repr(one.to_pylist())
 
 
@@ -415,12 +417,7 @@ def test_a_geneformer_on_two_devices_has_the_same_bits(cells, cards, more):
 @NEEDS_TWO
 def test_a_geneformer_on_two_gpus_is_that_on_one(cells):
     options, payloads, found = cells(layers=[0, -1])
-    first, second = devices.cuda_devices()[:2]
-    whole, parts = (
-        values_of(geneformer, geneformer.load(options, given, found), payloads, 100)
-        for given in ([first], [first, second])
-    )
-    assert most_off(whole, parts) <= 1e-5
+    assert most_off(*on_one_and_on_two_gpus(geneformer, options, found, payloads)) <= 1e-5
 
 
 # Language models
@@ -430,9 +427,7 @@ def test_a_geneformer_on_two_gpus_is_that_on_one(cells):
 def example(tmp_path_factory):
     """Return the folder that the example's script writes."""
     folder = tmp_path_factory.mktemp("example")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["llm_json.py", str(folder)])
-        runpy.run_path(str(ROOT / "config" / "examples" / "llm_json.py"), run_name="__main__")
+    run_example("llm_json", folder)
     return folder
 
 
@@ -506,10 +501,6 @@ def test_a_quantised_language_model_stays_on_one_gpu(example, more, spreads):
 @pytest.mark.gpu
 @NEEDS_TWO
 def test_a_language_model_on_two_gpus_replies_what_it_does_on_one(example):
-    first, second = devices.cuda_devices()[:2]
-    options, payloads, found = rows(example, first)
-    one, two = (
-        values_of(llm_json, llm_json.load(options, given, found), payloads, 10**6)
-        for given in ([first], [first, second])
-    )
+    options, payloads, found = rows(example, devices.cuda_devices()[0])
+    one, two = on_one_and_on_two_gpus(llm_json, options, found, payloads, 10**6)
     assert one.equals(two)
