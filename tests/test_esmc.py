@@ -230,7 +230,7 @@ def test_the_alphabet_is_transformers_s(model):
     ],
 )
 def test_a_folder_of_another_network_is_refused_before_any_job(tmp_path, folder, config, sentence):
-    path = shutil.copy(folder / "config.json", tmp_path)
+    path = Path(shutil.copy(folder / "config.json", tmp_path))
     edit_json(path, **config)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError) as caught:

@@ -38,7 +38,6 @@ from programs import Desk, Verbs, edit_json, written
 from pypi import fetched
 from scipy import sparse
 
-from featuremill.__main__ import main
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
@@ -814,22 +813,6 @@ def test_init_writes_a_config_to_be_filled_in(place, tmp_path, environment):
     made = yaml.safe_load((tmp_path / "c.yaml").read_text())
     assert made["options"] == dict.fromkeys(("model", "vocabulary", "medians"))
     assert made["workload"] == "geneformer" and made["outputs"] == ["parquet"]
-
-
-def audited(place, folder, capsys, **more):
-    """Return what the audit says of some options, in the narrow type that this CPU has."""
-    config = {"inputs": str(place / "cells.h5ad"), "workload": "geneformer", "outputs": "parquet"}
-    (folder / "c.yaml").write_text(
-        yaml.safe_dump(config | {"options": asked_of(options_of(place, **more))})
-    )
-    dtype = "bf16" if CPU.has_bf16 else "fp16"
-    words = ["audit", "--config", str(folder / "c.yaml"), "--dtype", dtype, "--device", "cpu"]
-    assert main([*words, "--json"]) == 0
-    return capsys.readouterr().out
-
-
-def test_the_audit_serves_it_whatever_is_perturbed(place, tmp_path, capsys):
-    assert '"cls_layer_2"' in audited(place, tmp_path, capsys, perturb="delete")
 
 
 def test_its_memory_is_told_before_anything_is_hashed(place):

@@ -27,7 +27,6 @@ from test_geneformer import (
     KNOWN,
     Reference,
     Runs,
-    audited,
     computed,
     cosine,
     delivered,
@@ -40,6 +39,7 @@ from test_geneformer import (
     with_values,
 )
 
+from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.store import disk_space
 from featuremill.store.results import Results
@@ -646,11 +646,15 @@ def test_outputs_that_the_options_do_not_fill_are_refused_before_anything_is_com
 
 def test_the_audit_and_the_estimate_serve_them(place, runs, capsys):
     for more in (
+        {"perturb": "delete"},
         {"gene_vectors": True, "genes": KNOWN[:2]},
         {"perturb": "delete", "anchor": KNOWN[0], "gene_shifts": True},
         {"perturb": "overexpress", "genes": KNOWN[:2], "overexpress_absent": True},
     ):
-        assert '"cls_layer_2"' in audited(place, runs.folder, capsys, **more)
+        runs.configure(place, ["parquet"], **more)
+        words = ["audit", "--config", str(runs.folder / "c.yaml"), "--device", "cpu", "--json"]
+        assert main([*words, "--dtype", "bf16" if CPU.has_bf16 else "fp16"]) == 0
+        assert '"cls_layer_2"' in capsys.readouterr().out
         settled = options_of(place, **more, version="V2")
         records = read(place / "cells.h5ad", settled)
         costs = sum(geneformer.cost(record.payload, settled) for record in records)

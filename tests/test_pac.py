@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import signal
 import warnings
 from types import MappingProxyType
 
@@ -17,7 +16,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import NO_REPORT, Desk, printed_by, run_example, wait_for, working_in
+from programs import NO_REPORT, Desk, printed_by, run_example, working_in
 from recordings import (
     CHANNELS,
     RATE_HZ,
@@ -34,7 +33,6 @@ from scipy import ndimage, stats
 from scipy.signal import firwin, hilbert
 from test_containers import stand_in_for_conda, verbs_and_environments
 
-import featuremill
 from featuremill.base import reasons
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
@@ -763,40 +761,13 @@ def test_init_and_estimate_serve_it(tmp_path, environment):
     assert (found["cost_left"], found["cost_unit"]) == (7200, "samples")
 
 
-def run_of(folder, **config):
-    """Write a config of two channels of noise; return where its results will be."""
-    write_npz(folder / "rec.npz", noise(2, 24), channels=CHANNELS[:2])
-    asked = {"run": "my", "inputs": "rec.npz", "workload": "pac", "options": QUICK, **config}
-    asked |= {"outputs": "parquet", "device": "cpu"}
-    (folder / "my.yaml").write_text(yaml.safe_dump(asked))
-    return Results(folder / "results" / "my")
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_and_another_choice_of_channels_computes_the_new_ones(
-    tmp_path, environment
-):
-    place = run_of(tmp_path, shards={"cost": 1600})
-    desk = Desk(tmp_path, environment)
-    begun = desk.start("featuremill", "run", "my.yaml", "--", NO_REPORT, start_new_session=True)
-    wait_for(lambda: list(place.root.glob("receipts/*/*.json")) or begun.poll() is not None)
-    os.killpg(begun.pid, signal.SIGKILL)
-    begun.communicate()
-    parts = {path: path.stat().st_mtime_ns for path in place.store.rglob("*.arrows")}
-    desk.type("featuremill", "run", "my.yaml", "--", NO_REPORT)
-    assert all(path.stat().st_mtime_ns == at for path, at in parts.items())
-    table = featuremill.load(place.root)
-    records = read(tmp_path / "rec.npz", **QUICK)
-    expected = computed([record.payload for record in records], **QUICK)
-    assert table.index.tolist() == [record.id for record in records] and len(table) == 24
-    for name, values in zip(("mi", "z", "p"), expected, strict=True):
-        assert np.array_equal(np.stack(table[name]), values.reshape(24, -1))
-
-
 @pytest.mark.slow
 def test_plan_and_extract_run_in_its_own_environment(tmp_path, environment):
     """With a stand-in for conda: plan reads recordings, for which it may need mne."""
-    run_of(tmp_path)
+    write_npz(tmp_path / "rec.npz", noise(2, 24), channels=CHANNELS[:2])
+    config = {"run": "my", "inputs": "rec.npz", "workload": "pac", "options": QUICK}
+    config |= {"outputs": "parquet", "device": "cpu"}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
     variables = {**environment, **stand_in_for_conda(tmp_path / "base", environment)}
     Desk(tmp_path, variables).type("featuremill", "run", "my.yaml", "--sdm", "conda")
     verbs = verbs_and_environments(tmp_path / "base")

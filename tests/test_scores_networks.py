@@ -315,47 +315,6 @@ def test_saprot_scores_variants_as_its_authors_do(pairs, cache):
     assert bare["variants"] == row["variants"]  # no structure is # for each residue
 
 
-def test_saprot_reads_the_protein_and_its_variants_with_their_structures(pairs, cache):
-    network, tokenizer, folder = pairs
-    options = {"dtype": "fp32", "variants": "listed", "marginals": ["wildtype", "mutant"]}
-    options |= {"log_probabilities": "wildtype", "long": "chunk", "max_residues": 12}
-    (row,) = computed(folder, cache, [payload_of(BOTH, ["M1A"])], **options)
-    window = [a + b for a, b in zip(PROTEIN[:12], STRUCTURE, strict=False)]
-    shares = saprot_probabilities(network, tokenizer, window)
-    expected = [[log_of(shares[1], letter) for letter in AMINO_ACIDS]]
-    np.testing.assert_allclose(row["log_probabilities"][:1], expected, atol=1e-5)
-    wild = pytest.approx(log_of(shares[1], "A", "M"), abs=1e-5)
-    assert row["variants"][0]["wildtype_marginal"] == wild
-    shares = saprot_probabilities(network, tokenizer, [f"A{STRUCTURE[0]}", *window[1:]])
-    mutant = pytest.approx(log_of(shares[1], "A", "M"), abs=1e-5)
-    assert row["variants"][0]["mutant_marginal"] == mutant
-    last = [a + b for a, b in zip(PROTEIN[10:], STRUCTURE[10:], strict=True)]
-    shares = saprot_probabilities(network, tokenizer, last)
-    expected = [[log_of(shares[12], letter) for letter in AMINO_ACIDS]]
-    np.testing.assert_allclose(row["log_probabilities"][-1:], expected, atol=1e-5)
-
-
-def test_saprot_reads_structures_in_windows_of_proteingym(pairs, cache):
-    network, tokenizer, folder = pairs
-    options = {"dtype": "fp32", "variants": "listed", "marginals": "masked_additive"}
-    options |= {"long": "proteingym", "max_residues": 8}
-    payload = payload_of(BOTH, ["M1A", "K16A", "Q22Y"])
-    (row,) = computed(folder, cache, [payload], **options)
-    # Ten tokens: the first window has the start, the last one the end, the others neither.
-    windows = [(0, 9, True, False), (10, 20, False, False), (13, 22, False, True)]
-    for each, (start, end, has_first, has_last) in zip(row["variants"], windows, strict=True):
-        old, place, new = each["variant"][0], int(each["variant"][1:-1]) - 1, each["variant"][-1]
-        tokens = [a + b for a, b in zip(PROTEIN, STRUCTURE, strict=True)]
-        tokens[place] = f"#{STRUCTURE[place]}"
-        given = tokenizer.convert_tokens_to_ids(tokens[start:end])
-        given = [0] * has_first + given + [2] * has_last
-        with torch.inference_mode():
-            logits = network(input_ids=torch.tensor([given])).logits
-        shares = logits.softmax(-1)[0, has_first + place - start]
-        expected = pytest.approx(log_of(shares, new, old), abs=1e-5)
-        assert each["masked_additive_marginal"] == expected
-
-
 INSERTED = {  # by the sequence and the structure that it makes
     "K2_T3insGW": ("MKGWTAYI", "dp##vqac"),
     "T3_A4delinsTGA": ("MKTGAYI", "dpv#qac"),
