@@ -185,6 +185,15 @@ def write(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Return the folder where fair-esm's downloads lie."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    folder = tmp_path / "torch/hub/checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
 def verbs(tmp_path, environment):
     """Return a runner of verbs in an empty folder."""
     return Verbs(tmp_path, environment)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from esm2_models import cosines, relative_l2
 from safetensors.torch import save_file
 
 from featuremill.base.devices import cpu
@@ -298,3 +299,18 @@ def loaded(folder, **options):
 def rows_of(model, payloads, budget=4096):
     """Return the values of payloads, as they are in batches of that budget."""
     return values_of(encoder, model, payloads, budget).to_pylist()
+
+
+def layers_of(found, expected):
+    """Yield each layer of each sequence, ours and theirs."""
+    for ours, theirs in zip(found, expected, strict=True):
+        yield from zip(ours, theirs, strict=True)
+
+
+def most_off(found, expected):
+    """Return the largest relative L2 of a layer."""
+    return max(float(relative_l2(*pair)) for pair in layers_of(found, expected))
+
+
+def lowest_cosine(found, expected):
+    return min(float(cosines(*pair).min()) for pair in layers_of(found, expected))

@@ -333,15 +333,6 @@ def test_more_numbers_than_a_column_holds_fail_alone(network, cache, monkeypatch
 # checkpoints
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """Return the folder where fair-esm's downloads lie."""
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    folder = tmp_path / "torch/hub/checkpoints"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def test_the_regression_comes_from_every_form_of_a_checkpoint(cache, tmp_path, hub):
     model = random_network()
     of_pt = contacts.Options(model=str(save(model, tmp_path / "fair.pt")))
@@ -636,11 +627,9 @@ def test_the_name_of_an_esm_1_is_known_before_there_are_files(capsys, monkeypatc
 
 @pytest.mark.parametrize("place", ["torch", "hugging face"])
 def test_a_published_esm_1b_and_its_regression_lie_where_fair_esm_has_them(
-    place, tmp_path, monkeypatch
+    place, tmp_path, hub, monkeypatch
 ):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    name, hub = "esm1b_t33_650M_UR50S", tmp_path / "torch/hub/checkpoints"
-    hub.mkdir(parents=True)
+    name = "esm1b_t33_650M_UR50S"
     path = save_esm_1(tmp_path / f"{name}.pt")
     expected = computed(str(path), tmp_path / "cache", payloads_of(OF_ESM_1[:2]))
     content, given = regression_of(path).read_bytes(), path

@@ -6,14 +6,14 @@ import numpy as np
 import published_arithmetic as published
 import pytest
 import torch
-from encoder_models import dna, rows_of
-from esm2_models import cosines, demo_proteins, relative_l2
+from encoder_models import all_layers, dna, lowest_cosine, most_off, rows_of
+from esm2_models import demo_proteins, relative_l2
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import architectures, padding, vocabulary
+from featuremill.workloads.encoder import architectures, vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 CPU = cpu()
@@ -90,23 +90,15 @@ def compared(folder, name):
     alone and in batches."""
     letters, tensors = sequences(name), load_file(folder / "model.safetensors")
     ids = [tokens_of(name, text) for text in letters]
-    expected = [published.hidden_states(name, tensors, each) for each in ids]
+    exact = (published.hidden_states(name, tensors, each) for each in ids)
+    expected = [[state.float() for state in states] for states in exact]
     for dtype in ("fp32", "bf16") if CPU.has_bf16 else ("fp32",):
         model = loaded(folder, published.ALPHABETS[name], dtype=dtype)
         tokens = [model.vocabulary.tokens(text.encode()) for text in letters]
         assert [each.tolist() for each in tokens] == ids
-        layers = range(published.LAYERS + 1)
-        worst, lowest = 0.0, 1.0
-        for most_filling in (0.0, 1.0):
-            for group in padding.groups(tokens, model.vocabulary, 4096, most_filling):
-                hidden = model.encoder.hidden_states(group.tokens_BT, group.is_token_BT, layers)
-                for row, place in enumerate(group.places):
-                    for layer in layers:
-                        ours = hidden[layer][row, : len(ids[place])]
-                        theirs = expected[place][layer].float()
-                        worst = max(worst, float(relative_l2(ours, theirs)))
-                        lowest = min(lowest, float(cosines(ours, theirs).min()))
-        yield dtype, worst, lowest
+        found = [all_layers(model, letters, most_filling) for most_filling in (0.0, 1.0)]
+        worst = max(most_off(each, expected) for each in found)
+        yield dtype, worst, min(lowest_cosine(each, expected) for each in found)
 
 
 def test_bases_are_small_letters_to_glm2(folders, tmp_path):

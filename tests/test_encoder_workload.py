@@ -20,10 +20,12 @@ from encoder_models import (
     Reference,
     all_layers,
     dna,
+    lowest_cosine,
+    most_off,
     rows_of,
     write,
 )
-from esm2_models import ROOT, cosines, demo_proteins, relative_l2
+from esm2_models import ROOT, demo_proteins, relative_l2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import (
@@ -81,21 +83,6 @@ def asked(folder, name, **options):
 def loaded(folder, name, **options):
     resolved, found = asked(folder, name, **options)
     return encoder.load(resolved, [CPU], found)
-
-
-def layers_of(found, expected):
-    """Yield each layer of each sequence, ours and theirs."""
-    for ours, theirs in zip(found, expected, strict=True):
-        yield from zip(ours, theirs, strict=True)
-
-
-def most_off(found, expected):
-    """Return the largest relative L2 of a layer."""
-    return max(relative_l2(*pair) for pair in layers_of(found, expected))
-
-
-def lowest_cosine(found, expected):
-    return min(cosines(*pair).min() for pair in layers_of(found, expected))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -156,20 +156,19 @@ def test_16_bits_are_close_to_fair_esm(bundled, dtype, bound_l2, choose, count):
     assert_close_to_fair_esm(bundled, dtype, proteins, bound_l2, 0.999 if count < 20 else 0.998)
 
 
-def test_12_layers_equal_fair_esm(random12):
-    assert_equal_to_fair_esm(random12, proteins_of_all_lengths(5, 600))
-
-
-def test_12_layers_in_bf16_are_close_to_fair_esm(random12):
-    assert_close_to_fair_esm(random12, "bf16", proteins_of_all_lengths(5, 600), 5.8e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_12_layers_equal_fair_esm_on_200_proteins(random12):
-    proteins = demo_proteins(200)
-    assert_equal_to_fair_esm(random12, proteins)
-    assert_close_to_fair_esm(random12, "bf16", proteins, 5.8e-3)
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param((proteins_of_all_lengths, 5, 600), id="few"),
+        pytest.param(
+            (demo_proteins, 200), id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]
+        ),
+    ],
+)
+def test_12_layers_equal_fair_esm(random12, chosen):
+    choose, *given = chosen
+    assert_equal_to_fair_esm(random12, choose(*given))
+    assert_close_to_fair_esm(random12, "bf16", choose(*given), 5.8e-3)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ PROTEINS = {f"p{number}": residues for number, residues in enumerate(demo_protei
 LONG = {"short": "MKTAYIAK", "long": "MKTAYIAKQR" * 150}
 
 
+def shortest(count):
+    return dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:count])
+
+
 def bases(count):
     rng = random.Random(0)
     return {
@@ -56,44 +60,25 @@ def from_example(name, folder):
     return folder
 
 
-def esm2(_):
-    options = {"layers": [0, 3, -1], "pool": ["mean", "max", "std", "bos"]}
-    return PROTEINS, "esm2", options, BOUNDS
-
-
-def esm2_residues(_):
-    return LONG, "esm2", {"pool": ["none"], "per_residue": True, "long": "chunk"}, HALF_BOUNDS
-
-
 def esmc(folder):
     esmc_models.esmc(4, 192, 512).save_pretrained(folder / "esmc")
     return PROTEINS, "esmc", {"model": str(folder / "esmc")}, BOUNDS
 
 
-def scores(_):
-    options = {"model": "mill_t6_8M", "variants": "all", "marginals": ["wildtype", "masked"]}
-    shortest = dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:1])
-    return shortest, "scores", {**options, "likelihood": ["one_pass", "pseudo"]}, HALF_BOUNDS
-
-
 def contacts(folder):
     name = folder / "regression.pt"
     subprocess.run([sys.executable, EXAMPLES / "random_regression.py", name], check=True)
-    few = dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:3])
+    few = shortest(3)
     options = {"model": "mill_t6_8M", "regression": str(name), "pairs": "none"}
     options |= {"output_dtype": "float32", "attention_of": [*few][:1]}
     return few, "contacts", options, BOUNDS
 
 
-def geneformer(folder, perturb):
+def geneformer(folder, perturb, **more):
     place = from_example("geneformer", folder / "cells")
     options = {"model": "model", "vocabulary": "tokens.json", "medians": "medians.json"}
     options = {key: str(place / name) for key, name in options.items()}
-    return place / "cells.h5ad", "geneformer", {**options, "perturb": perturb}, BOUNDS
-
-
-def cells(folder):
-    return geneformer(folder, "none")
+    return place / "cells.h5ad", "geneformer", {**options, "perturb": perturb, **more}, BOUNDS
 
 
 def deletions(folder):
@@ -131,12 +116,6 @@ def ensemble(folder):
     return {"one": PROTEINS["p0"][:40]}, "scores", options, HALF_BOUNDS
 
 
-def genes(folder):
-    inputs, workload, options, bounds = geneformer(folder, "none")
-    more = {"gene_vectors": True, "output_dtype": "float32"}
-    return inputs, workload, {**options, **more}, bounds
-
-
 def decoder(folder):
     decoder_models.write(folder / "llama", "llama")
     options = {"model": str(folder / "llama"), "alphabet": "texts", "pool": ["mean", "last"]}
@@ -151,14 +130,30 @@ def encoder(kind):
         inputs = bases(12) if alphabet == "nucleotides" else dict(list(PROTEINS.items())[:6])
         return inputs, "encoder", {"model": str(folder / kind), "alphabet": alphabet}, BOUNDS
 
-    return pytest.param(case, id=kind)
+    return case
 
 
-CASES = [
-    *(esm2, esm2_residues, esmc, scores, contacts, cells, deletions, pac, llm_json),
-    *(replies_together, ensemble, genes, decoder),
-    *map(encoder, encoder_models.KINDS),
-]
+LAYERS = {"layers": [0, 3, -1], "pool": ["mean", "max", "std", "bos"]}
+RESIDUES = {"pool": ["none"], "per_residue": True, "long": "chunk"}
+SCORES = {"model": "mill_t6_8M", "variants": "all", "marginals": ["wildtype", "masked"]}
+SCORES |= {"likelihood": ["one_pass", "pseudo"]}
+VECTORS = {"gene_vectors": True, "output_dtype": "float32"}
+CASES = {
+    "esm2": lambda _: (PROTEINS, "esm2", LAYERS, BOUNDS),
+    "esm2_residues": lambda _: (LONG, "esm2", RESIDUES, HALF_BOUNDS),
+    "esmc": esmc,
+    "scores": lambda _: (shortest(1), "scores", SCORES, HALF_BOUNDS),
+    "contacts": contacts,
+    "cells": lambda folder: geneformer(folder, "none"),
+    "deletions": deletions,
+    "pac": pac,
+    "llm_json": llm_json,
+    "replies_together": replies_together,
+    "ensemble": ensemble,
+    "genes": lambda folder: geneformer(folder, "none", **VECTORS),
+    "decoder": decoder,
+    **{f"encoder_{kind}": encoder(kind) for kind in encoder_models.KINDS},
+}
 
 
 def numbers_and_words(value):
@@ -191,7 +186,7 @@ def differences(found, expected):
 
 
 @ON_BOTH
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.filterwarnings("ignore:.* longer than ")
 def test_a_workload_equals_its_cpu_twin(case, device, tmp_path, record_property):
     inputs, workload, options, bounds = case(tmp_path)

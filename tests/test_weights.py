@@ -41,15 +41,6 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """Return the folder where fair-esm's downloads lie."""
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    folder = tmp_path / "torch/hub/checkpoints"
-    folder.mkdir(parents=True)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def tiny():
     return fair_esm(*TINY)
