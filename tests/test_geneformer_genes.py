@@ -27,8 +27,10 @@ from test_geneformer import (
     KNOWN,
     Reference,
     Runs,
+    check_shifts,
     computed,
     cosine,
+    deleted,
     delivered,
     human,  # noqa: F401
     options_of,
@@ -77,20 +79,6 @@ def by_hand(own, chosen, most):
     return perturbed, before, common
 
 
-def shift_by_hand(reference, own, chosen, most, by_genes):
-    perturbed, before, common = by_hand(own, chosen, most)
-    if not by_genes:
-        return cosine(reference.vector(before), reference.vector(perturbed))
-    return np.mean([*turns_by_hand(reference, before, perturbed, common).values()])
-
-
-def turns_by_hand(reference, before, perturbed, common):
-    """Return for each gene in `common` the cosine of its vector in two cells."""
-    one = dict(zip(before, reference.of_genes(before), strict=True))
-    other = dict(zip(perturbed, reference.of_genes(perturbed), strict=True))
-    return {token: cosine(one[token], other[token]) for token in common}
-
-
 # Genes that a cell does not express
 
 
@@ -105,27 +93,20 @@ def test_absent_genes_are_overexpressed_as_geneformers_list_mode_does(
     most = 21
     monkeypatch.setitem(genes.INPUT_SIZES, version, most + num_special)
     chosen = [KNOWN[3], KNOWN[0], KNOWN[40]]
-    tokens, _ = tables(place, version)
     more = {"perturb": "overexpress", "genes": chosen, "overexpress_absent": True, "shift": shift}
     more |= {"together": together, "version": version}
-    records, values = computed(place, version, **more)
-    reference = Reference(place / version / "model", version)
-    by_genes = shift == "genes" or (shift == "auto" and version == "V1")
-    seen, largest = set(), 0.0
-    for own, rows in with_values(records, values):
-        groups = [chosen] if together else [[gene] for gene in chosen]
-        assert [row["gene"] for row in rows] == ["+".join(group) for group in groups]
-        for row, group in zip(rows, groups, strict=True):
-            perturbed = [tokens[gene] for gene in group]
-            if perturbed == own[: len(perturbed)]:
-                assert np.isnan(row["cosine"])
-                continue
-            _, before, _ = by_hand(own, perturbed, most)
-            assert row["tokens"] == len(before)
-            seen.add((set(perturbed) <= set(own), len(before) < len(own)))
-            wanted = shift_by_hand(reference, own, perturbed, most, by_genes)
-            assert 1 - row["cosine"] == pytest.approx(1 - wanted, rel=1e-3, abs=1e-9)
-            largest = max(largest, abs((1 - row["cosine"]) / (1 - wanted) - 1))
+    seen = set()
+
+    def in_front(own, perturbed):
+        if perturbed == own[: len(perturbed)]:
+            return None
+        after, before, common = by_hand(own, perturbed, most)
+        seen.add((set(perturbed) <= set(own), len(before) < len(own)))
+        return before, after, common
+
+    records, values, _, largest = check_shifts(place, version, in_front, **more)
+    names = ["+".join(chosen)] if together else chosen
+    assert all([row["gene"] for row in rows] == names for _, rows in with_values(records, values))
     assert {(False, False), (False, True)} <= seen
     with capsys.disabled():
         print(f"{version} {shift} {together}: 1 - cosine differs by {largest:.1e} at most")
@@ -450,7 +431,7 @@ def test_shifts_of_genes_are_those_of_transformers(
             if perturb == "delete":
                 perturbed = common = [each for each in own if each != token]
                 before = own
-            wanted = turns_by_hand(reference, before, perturbed, common)
+            wanted = reference.turns(before, perturbed, common)
             found = dict(zip(own, shift_["cosines"], strict=True))
             assert {each for each in own if not np.isnan(found[each])} == set(wanted)
             for each, cosine_ in wanted.items():
@@ -536,28 +517,15 @@ def test_an_anchor_is_deleted_together_with_each_other_gene(place, capsys, versi
     """As Geneformer's `anchor_gene` with `combos` 1: in cells with the anchor alone."""
     listed = "all" if chosen == "all" else [KNOWN[3], KNOWN[40]]
     more = {"perturb": "delete", "anchor": KNOWN[0], "genes": listed}
-    records, values = computed(place, version, **more)
+    records, values, num_without, largest = check_shifts(place, version, deleted, **more)
     tokens, _ = tables(place, version)
-    names = {token: name for name, token in tokens.items()}
-    anchor = tokens[KNOWN[0]]
-    reference, num_without, largest = Reference(place / version / "model", version), 0, 0.0
+    names, anchor = {token: name for name, token in tokens.items()}, tokens[KNOWN[0]]
     for record, (own, shifts) in zip(records, with_values(records, values), strict=True):
-        others = own if anchor in own else []
-        others = [tokens[gene] for gene in listed] if chosen == "few" else others
-        others = [token for token in others if token != anchor]
-        assert [shift["gene"] for shift in shifts] == [
-            f"{KNOWN[0]}+{names[token]}" for token in others
-        ]
+        others = [names[token] for token in own] if anchor in own else []
+        others = [name for name in (listed if chosen == "few" else others) if name != KNOWN[0]]
+        assert [shift["gene"] for shift in shifts] == [f"{KNOWN[0]}+{name}" for name in others]
         asked = options_of(place, version, **more)
         assert geneformer.cost(record.payload, asked) == len(own) * (1 + len(others))
-        for shift, token in zip(shifts, others, strict=True):
-            if not {anchor, token} <= set(own):
-                num_without += 1
-                assert np.isnan(shift["cosine"])
-                continue
-            wanted = reference.cosine(own, [anchor, token], "delete", version == "V1")
-            assert 1 - shift["cosine"] == pytest.approx(1 - wanted, rel=1e-3, abs=1e-9)
-            largest = max(largest, abs((1 - shift["cosine"]) / (1 - wanted) - 1))
     assert (num_without > 0) == (chosen == "few")
     with capsys.disabled():
         print(f"{version} {chosen}: 1 - cosine differs by {largest:.1e} at most")
