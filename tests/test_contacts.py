@@ -468,22 +468,6 @@ def test_a_regression_of_another_network_or_none_at_all_is_refused(cache, tmp_pa
             ready(path, cache)
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"pairs": "top", "min_probability": 0.3}, "min_probability has no effect"),
-        ({"pairs_per_residue": 2.0}, "pairs_per_residue has no effect"),
-        ({"long": "full", "max_residues": 5}, "max_residues has no effect"),
-        (ALONE, "leave nothing to deliver; set attention_of"),
-        ({"maps": False, "output_dtype": "float32"}, "output_dtype has no effect"),
-        (ALONE | {"attention_of": ["a"], "regression": "x"}, "regression has no effect"),
-    ],
-)
-def test_options_that_contradict_themselves_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        contacts.Options(model="esm2_t6_8M_UR50D", **options)
-
-
 # ESM-1b and ESM-1v
 
 OF_ESM_1 = [*PROTEINS[:3], PROTEINS[4], "MKTAYIAKQRQISFVK" * 9]

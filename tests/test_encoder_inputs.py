@@ -252,19 +252,6 @@ def test_a_region_beyond_the_end_of_its_record_is_refused_and_no_other(esm2, tmp
     assert [id for id, record in found.items() if not record.payload] == ["one/1-11", "one/1-9"]
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"regions": "r.tsv", "pool": ["mean", "cls"]}, "pool: cls is of whole sequences"),
-        ({"structure_column": "x"}, "no effect with no structures"),
-        ({"structures": "x", "alphabet": "nucleotides"}, "structures are of proteins"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        encoder.Options.model_validate({"model": "x", "alphabet": "proteins"} | options)
-
-
 def test_what_the_vocabulary_has_no_letters_for_is_refused(esm2, tmp_path):
     with pytest.raises(UserError, match=r"options.structures: .* no letters of structure"):
         resolved(esm2, structures="x")

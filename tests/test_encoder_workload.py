@@ -611,21 +611,6 @@ def test_init_says_what_computes_an_esm2_faster(folders, name, tmp_path, monkeyp
     assert (faster in capsys.readouterr().err) == (name == "esm2")
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({}, "alphabet"),
-        ({"alphabet": "proteins", "pool": ["none", "mean"]}, "none excludes"),
-        ({"alphabet": "proteins", "pool": "none"}, "nothing to deliver"),
-        ({"alphabet": "proteins", "long": "full", "max_residues": 5}, "no effect with long: full"),
-        ({"alphabet": "proteins", "output_dtype": "float32"}, "no effect with per_residue: false"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        encoder.Options.model_validate({"model": "x"} | options)
-
-
 def test_a_load_sees_that_filling_changes_values(folders, monkeypatch):
     real = architectures.Encoder.hidden_states
 

@@ -27,7 +27,6 @@ from esm2_models import (
 from packaging.requirements import Requirement
 from packaging.version import Version
 from programs import printed_by, write_fasta
-from pydantic import ValidationError
 from test_house import EXTRAS, ROOT, is_for_here
 
 from featuremill.base.devices import Device, cpu
@@ -423,27 +422,6 @@ def test_columns_follow_the_options(bundled):
     assert np.array_equal(arrow_row(values.column(1)[0]), narrow)
     both = esm2.Options(layers=(6,), pool=("bos", "mean"))
     assert esm2.schema(both, found).names == ["mean_layer_6", "bos_layer_6"]
-
-
-@pytest.mark.parametrize(
-    "wrong, part",
-    [
-        ({"pool": "none"}, "leaves nothing"),
-        ({"pool": ["mean", "none"], "per_residue": True}, "excludes"),
-        ({"pool": []}, "at least 1"),
-        ({"layers": []}, "at least 1"),
-        ({"long": "chunk", "max_residues": 10, "chunk_overlap": 10}, "smaller"),
-        ({"long": "full", "max_residues": 10}, "no effect"),
-        ({"chunk_overlap": 10}, "no effect"),
-        ({"output_dtype": "float32"}, "no effect"),
-        ({"max_residues": 0}, "greater"),
-        ({"pool": "bos", "regions": "r.tsv"}, "whole sequences"),
-        ({"layer": 6}, "not permitted"),
-    ],
-)
-def test_contradictions_are_refused(wrong, part):
-    with pytest.raises(ValidationError, match=part):
-        esm2.Options(**wrong)
 
 
 AMPERE = Device("cuda", "GPU-1", "NVIDIA A100", has_bf16=True, num_multiprocessors=108)

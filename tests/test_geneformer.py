@@ -382,35 +382,6 @@ def test_each_bad_input_is_one_sentence(place, tmp_path):
             h5ad._texts(file["var"], "kind")
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"perturb": "none", "genes": ["A"]}, "genes has no effect with perturb: none"),
-        ({"perturb": "delete", "genes": ["A", "B", "A"]}, "name one or several, each once"),
-        ({"perturb": "delete", "genes": []}, "name one or several, each once"),
-        ({"perturb": "delete", "layers": [0, 1]}, "perturb is of one vector"),
-        ({"perturb": "delete", "pool": ["mean", "cls"]}, "perturb is of one vector"),
-        ({"counts": "layer/counts"}, "pattern"),
-        ({"overexpress_absent": True}, "overexpress_absent has no effect with perturb: none"),
-        ({"perturb": "delete", "genes": ["A"], "overexpress_absent": True},
-         "overexpress_absent has no effect with perturb: delete"),
-        ({"perturb": "overexpress", "overexpress_absent": True},
-         "overexpress_absent has no effect with genes: all"),
-        ({"gene_shifts": True}, "gene_shifts has no effect with perturb: none"),
-        ({"anchor": "A"}, "anchor has no effect with perturb: none"),
-        ({"perturb": "overexpress", "anchor": "A"}, "set perturb: delete"),
-        ({"perturb": "delete", "genes": ["A", "B"], "anchor": "A"}, "out of genes"),
-        ({"perturb": "delete", "genes": ["B", "C"], "anchor": "A", "together": True},
-         "leave out together"),
-        ({"perturb": "delete", "gene_vectors": True}, "gene_vectors has no effect with perturb"),
-        ({"output_dtype": "float32"}, "output_dtype has no effect with gene_vectors: false"),
-    ],
-)  # fmt: skip
-def test_options_that_contradict_themselves(place, more, said):
-    with pytest.raises(ValueError, match=said):
-        options_of(place, **more)
-
-
 def test_options_that_do_not_fit_the_model_are_refused(place, tmp_path):
     def said(folder="V2", **more):
         with pytest.raises(UserError) as caught:

@@ -848,20 +848,6 @@ def test_what_is_wrong_is_one_sentence_that_says_where(place, name):
     assert says in said and "\n" not in said and said.endswith((".", "?"))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"attempts": 2}, "attempts has no effect with temperature: 0"),
-        ({"seed": 2}, "seed has no effect with temperature: 0"),
-        ({"engine": "vllm", "quantize": "8bit"}, "8bit is not in vllm"),
-        ({"temperature": float("nan")}, "finite number"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(place, options, says):
-    with pytest.raises(ValueError, match=says):
-        asked(**options)
-
-
 def test_a_model_without_a_template_gets_the_prompt_as_it_is(place):
     no_template(place)
     model = loaded(model="bare", chat=False)

@@ -568,20 +568,6 @@ def test_columns_that_come_along_have_names_of_their_own(write):
         scores.with_columns(options.model_copy(update={"columns": named}))
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"variants": "none"}, "leaves nothing to deliver"),
-        ({"variants_file": "v.csv"}, "variants_file has no effect with variants: all"),
-        ({"output_dtype": "float16"}, "no effect with log_probabilities: none"),
-        ({"variants": "none", "marginals": "mutant", "likelihood": "pseudo"}, "marginals has no"),
-    ],
-)
-def test_options_that_contradict_themselves_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        scores.Options(**options)
-
-
 # checkpoints
 
 
