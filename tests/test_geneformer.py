@@ -501,15 +501,15 @@ def test_vectors_are_those_of_transformers_one_cell_at_a_time(place, version, la
         assert relative_l2(vector, reference.vector(own)) <= 1e-5
 
 
-def check_shifts(place, version, changed, **more):
+def check_shifts(place, folder, changed, **more):
     """Hold shifts against transformers. `changed(own, genes)` gives a cell before and after, and
     the genes that both have; or nothing, where there is no shift. Return the records, the values,
     and how many have no shift."""
-    tokens, _ = tables(place, version)
-    records, values = computed(place, version, **more)
-    reference = Reference(place / version / "model", version)
+    tokens, _ = tables(place, folder)
+    records, values = computed(place, folder, **more)
+    reference = Reference(place / folder / "model", folder)
     by_genes = more.get("shift", "auto") == "genes"
-    by_genes |= more.get("shift", "auto") == "auto" and version == "V1"
+    by_genes |= more.get("shift", "auto") == "auto" and folder == "V1"
     num_without = 0
     for own, shifts in with_values(records, values):
         for shift in shifts:
