@@ -172,10 +172,9 @@ def overridden(command: str) -> set[str]:
     """Return the keys of the config that a typed `command` overrides."""
     keys, option = set[str](), ""
     for word in shlex.split(command):
-        if in_one := re.match(r"(?:--config=|-C)(\w+)=", word):
-            keys.add(in_one[1])
         if word.startswith("-"):
-            option = "--config" if in_one else word
+            option = word
+            keys.update(re.findall(r"^(?:--config=|-C)(\w+)=", word))
         elif option in OVERRIDING:
             keys.add(word.partition("=")[0])
     return keys
