@@ -461,6 +461,11 @@ def test_exports_of_earlier_results_that_were_put_back_are_none(run, tmp_path, m
     export(run, ["npy", "safetensors"])
     preflight.remove_other_exports(of_run)
     assert mine.exists() and {*run.find_exports()} == {mine.name, "embeddings.npy"}
+    earlier = json.loads(run.exports.read_text())
+    for entry in earlier.values():
+        del entry["results"]  # as before it was written
+    run.exports.write_text(json.dumps(earlier))
+    assert {*run.find_exports()} == {mine.name, "embeddings.npy"}
 
 
 def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
