@@ -33,7 +33,7 @@ from featuremill.base.errors import DeviceError, UserError
 from featuremill.base.id_columns import accessions
 from featuremill.base.progress import CallBack, on_terminal
 from featuremill.base.words import counted
-from featuremill.inputs import in_memory
+from featuremill.inputs import distinct_records, in_memory
 from featuremill.lease import Lease, Request, count_slots
 from featuremill.lease.acquire import acquire
 from featuremill.lease.environment import LEASED
@@ -52,12 +52,7 @@ from featuremill.workload import (
     refuse_without_packages,
     weights,
 )
-from featuremill.workload.compute import (
-    Refuse,
-    distinct_records,
-    free_device_memory,
-    values_in_batches,
-)
+from featuremill.workload.compute import Refuse, free_device_memory, values_in_batches
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of_resolved, settled

@@ -8,16 +8,14 @@ import contextlib
 import datetime
 import io
 import lzma
-import os
 import re
-import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from featuremill.base.errors import UserError
-from featuremill.base.text import CONTROL, one_line
+from featuremill.base.input_file import check as check
 
 BUFFER_SIZE = 2**18
 BLOCK_BYTES = 2**18
@@ -54,50 +52,6 @@ BINARY_HEADS = {
     b"]\0\0": "is compressed by lzma, which is not read (compress it as .xz)",
 }
 """First bytes of other files that are given by mistake, with any suffix."""
-
-
-def check(path: Path) -> None:
-    """Raise UserError unless `path` is a regular, non-empty file that we may read."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        shown = str(path).encode("utf-8", "backslashreplace").decode()
-        raise UserError(f"{shown}: this file's name is not in UTF-8; rename it.") from None
-    if CONTROL.search(str(path)):
-        raise UserError(
-            f"{one_line(str(path))}: this file's name holds control characters; rename it."
-        )
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        if str(path) == "-":
-            raise UserError(
-                "-: records are read twice, so not from a pipe; save them to a file and name it."
-            ) from None
-        kind = "is a link to a file that is gone" if path.is_symlink() else "does not exist"
-        where = f" (seen from where the command is started: {Path.cwd()})"
-        note = "" if path.is_absolute() else where
-        raise UserError(f"{path}: this file {kind}; check the path{note}.") from None
-    except PermissionError:
-        raise _unreadable(path) from None
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; check the path.") from None
-    if stat.S_ISDIR(status.st_mode):
-        raise UserError(f"{path}: this is a folder; name the files in it.")
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(
-            f"{path}: this is a pipe or a device, and those can't be read twice; save it to a file."
-        )
-    if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise _unreadable(path)
-    if not status.st_size:
-        raise UserError(f"{path}: this file is empty; check the step that made it.")
-
-
-def _unreadable(path: Path) -> UserError:
-    return UserError(
-        f"{path}: you may not read this file; ask its owner, or try chmod +r (folders: +x)."
-    )
 
 
 class DamagedError(Exception):

@@ -4,7 +4,7 @@ A result is written with `delivering`, `delivering_folder` or `write_json`, and 
 `discard` or `vacate`: a file that is not ours, or that a person changed, is then never lost.
 """
 
-from featuremill.inputs.source import check as refuse_unreadable
+from featuremill.base.input_file import check as refuse_unreadable
 from featuremill.store.files import (
     JsonFile,
     Number,

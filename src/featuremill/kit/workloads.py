@@ -8,7 +8,7 @@ from featuremill.workload import (
     refuse_lacking,
     refuse_without_packages,
 )
-from featuremill.workload.compute import distinct_records, values_in_batches
+from featuremill.workload.compute import values_in_batches
 from featuremill.workload.option_files import refuse_others as refuse_other_files
 from featuremill.workload.plugin_errors import attributed_to, batch_cost_of, records_of
 from featuremill.workload.recipe import ENGINE_VERSION, ahead_of, settings_of
@@ -27,7 +27,6 @@ __all__ = [
     "ahead_of",
     "attributed_to",
     "batch_cost_of",
-    "distinct_records",
     "find_workload",
     "is_path_of_weights",
     "json_of_weights",

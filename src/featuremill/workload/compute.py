@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from featuremill.base import arrays, faults, reasons
 from featuremill.base.text import one_line
 from featuremill.base.words import human_bytes
 from featuremill.store.journal import part_schema
-from featuremill.workload import Record, RecordFailed, Workload, plugin_errors
+from featuremill.workload import RecordFailed, Workload, plugin_errors
 from featuremill.workload.batches import Batch, Queue, make_batches
 from featuremill.workload.plugin_errors import REASON
 
@@ -119,32 +119,6 @@ def reasons_of(values: pa.RecordBatch, given_reasons: Sequence[str | None]) -> l
             is_missing = arrays.is_missing(values.slice(row, 1))
             why[row] = reasons.MISSING.reason() if is_missing else NOT_FINITE
     return why
-
-
-def distinct_records(
-    records: Iterable[Record],
-) -> tuple[dict[int, Record], dict[int, tuple[Record, str]]]:
-    """Return the records to compute, each id once, and those that are refused, with the reason: by
-    themselves, or because their id stands for different payloads. The keys are the positions among
-    `records`."""
-    of_id: dict[str, dict[int, Record]] = {}
-    good, refused = dict[int, Record](), dict[int, tuple[Record, str]]()
-    for position, record in enumerate(records):
-        if record.reason:
-            refused[position] = record, record.reason
-        else:
-            of_id.setdefault(record.id, {})[position] = record
-    for same_id in of_id.values():
-        position, first = next(iter(same_id.items()))
-        others = (record for record in same_id.values() if record.payload != first.payload)
-        if (another := next(others, None)) is None:
-            good[position] = first
-            continue
-        for position, record in same_id.items():
-            other = another if record.payload == first.payload else first
-            at = f"the other one is at {other.source}:{other.line}"
-            refused[position] = record, reasons.CONFLICT.reason(at)
-    return good, refused
 
 
 Refuse = Callable[[int, str], object]

@@ -31,13 +31,14 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.features import Failure, Index, Matrix, Rows
+from featuremill.inputs import distinct_records
 from featuremill.kit.arrays import matrix
 from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.kit.runs import Results, Settings
 from featuremill.kit.text import Progress, clipped, counted, listed, records
-from featuremill.kit.workloads import Record, distinct_records
+from featuremill.kit.workloads import Record
 from featuremill.steps.heads.card import Part, require
 from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
