@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.inputs import payloads as payloads_of
+from featuremill.inputs import letters as payloads_of
 from featuremill.workload import batches, plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder

@@ -14,7 +14,7 @@ from esm2_models import demo_proteins, relative_l2
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.inputs import payloads
+from featuremill.inputs import letters as payloads
 from featuremill.workload import plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
