@@ -25,7 +25,7 @@ from programs import Desk
 from safetensors.torch import load_file
 
 from featuremill.base.errors import UserError
-from featuremill.inputs import payloads as payloads_of
+from featuremill.inputs import letters as payloads_of
 from featuremill.workload import batches
 from featuremill.workloads import encoder
 

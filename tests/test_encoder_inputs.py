@@ -14,7 +14,7 @@ from esm2_models import demo_proteins, relative_l2
 from programs import write_fasta
 
 from featuremill.base.errors import UserError
-from featuremill.inputs import payloads
+from featuremill.inputs import letters as payloads
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import vocabulary
