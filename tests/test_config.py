@@ -73,6 +73,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\nfeatures:\n  b/c:", "my.yaml:3: features.b/c: use letters, digits, '.', '_' and '-' only, as it names a folder."),
         ("inputs: a\nfeatures:\n  store:", "my.yaml:3: features.store: store is the name of other files in results/<run>; take another one."),
         ("inputs: a\ntransfer: {t: &t {labels: l.csv, column: c}, t.missing: *t}", "my.yaml: transfer.t.missing: results/demo/transfer/t.missing.tsv is also a file of transfer.t; take another name."),
+        ("inputs: a\nfeatures: {predictions: {workload: composition}}\nheads: {h: {labels: a, column: b, vectors: composition}}", "my.yaml:2: features.predictions: results/demo/predictions is a folder of predictions.h; take another name."),
         ("inputs: a\nautoencoders: {s: {encode: r/b}, s.b: {}}", "my.yaml: autoencoders.s.b: results/demo/.state/autoencoders.s.b.json is also a file of autoencoders.s.b; take another name."),
         ("inputs: a\nautoencoders: {s: {encode: [r/b, r/b, q/b]}}", "my.yaml:2: autoencoders.s.encode: r/b and q/b end alike, and so would the names of tables."),
         ("inputs: a\nfeatures:\n  b:\n    optins: {}", "my.yaml:4: optins: there is no such key here; did you mean 'options'?"),

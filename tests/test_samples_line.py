@@ -37,7 +37,7 @@ from featuremill.steps.heads import labels as labels_of_heads
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments
 from featuremill.steps.transfer.search.command import search
-from featuremill.steps.translate import names as names_of
+from featuremill.steps.translate import options as names_of
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 from featuremill.steps.translate.write import translate
 from featuremill.steps.verdicts.write import write

@@ -479,9 +479,10 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
     store_act(theirs, "import", folder)
     assert Run(tmp_path / "second", theirs).write(FORTY).finish_as_fresh() == 4
     victim = sorted(folder.glob("*.parquet"))[0]
-    flip(victim)
-    with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
-        store_act(tmp_path / "bad", "import", folder)
+    for harm in (flip, Path.unlink):
+        harm(victim)
+        with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
+            store_act(tmp_path / "bad", "import", folder)
     card["files"][victim.name]["receipt"]["recipe"] = "f" * 32
     (folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(UserError, match=rf"its recipe is not that of {victim.name}.*; export it"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from featuremill.config import Run
 from featuremill.flow import elsewhere, internals, refusals, reruns
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import source
-from featuremill.store import command_line, ours, run_lock
+from featuremill.status.delivered import digest_by_looks
+from featuremill.store import command_line, formats, ours, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.results import Results, RunFile, folder_here
 from featuremill.workload import weights
@@ -54,6 +56,7 @@ def prepare(workflow: Any, run: Run) -> None:
         convert_another_checkpoint(workflow, run)
         reruns.convert_lost_weights(workflow, run)
         reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
+        remove_other_exports(run)
     check_times(run)
 
 
@@ -70,6 +73,23 @@ def convert_another_checkpoint(workflow: Any, run: Run) -> None:
         internals.log.warning(f"{path}: it is of other weights than {model}. {reruns.AGAIN[False]}")
         path.unlink()
         reruns.make_older([Results(Path(run.folder)).plan])
+
+
+def remove_other_exports(run: Run) -> None:
+    """Remove what `export` wrote of other results, such as a copy that was put back, and a target
+    that was changed: Snakemake takes both for current."""
+    folder = Results(Path(run.folder))
+    delivery, exports = folder.find_delivery(), folder.find_exports()
+    if not delivery:
+        return
+    for name in {*formats.files().values()} - {*delivery.outputs}:
+        path = folder.root / name
+        if not path.exists():
+            continue
+        is_current = name in exports and digest_by_looks(folder, path) == exports[name].sha256
+        if not is_current and (ours.is_ours(path) or str(path) in sys.argv):
+            internals.log.warning(f"{path}: it is no export of these results.")
+            ours.vacate(path)
 
 
 def claim_run(results: str, **about: Any) -> None:
