@@ -37,8 +37,8 @@ class Written(Record):
 class Exported(Written):
     """An entry of exports.json: a file that `export` wrote."""
 
-    results: str
-    """The sha256 of the manifest.json of the results that were exported."""
+    results: str = ""
+    """The sha256 of the manifest.json of the exported results; "" in early files."""
 
 
 class Accounts(Record):

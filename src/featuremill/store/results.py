@@ -218,12 +218,12 @@ class Results(NamedTuple):
 
     def find_exports(self) -> dict[str, Exported]:
         """Return the entries of exports.json that belong to these results, by file name."""
-        manifest_sha256 = sha256_of(self.delivery) if self.delivery.exists() else ""
+        known = {"", sha256_of(self.delivery) if self.delivery.exists() else ""}
         exports = {}
         for name, about in (read_json(self.exports) or {}).items():
             with contextlib.suppress(ValidationError):
                 exports[name] = Exported.model_validate(about)
-        return {name: each for name, each in exports.items() if each.results == manifest_sha256}
+        return {name: each for name, each in exports.items() if each.results in known}
 
     def written(self) -> dict[str, Written]:
         """Return size and digest of each result, exported ones too; nothing without

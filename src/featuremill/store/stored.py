@@ -51,10 +51,10 @@ def _delivered(shard_folder: Path) -> set[str]:
     """Return the names of the files of a shard that was delivered in its folder."""
     path = shard_folder / delivered.ANSWER
     answer = delivered.DeliveredShard.find(path) if path.is_file() else None
-    names = [file.path for file in answer.files] if answer else []
-    return (
-        {delivered.ANSWER, delivered.FAILURES, *names, *map(index_of, names)} if answer else set()
-    )
+    if answer is None:
+        return set()
+    names = [file.path for file in answer.files]
+    return {delivered.ANSWER, delivered.FAILURES, *names, *map(index_of, names)}
 
 
 def discard(folder: Results, inside: Path) -> None:
