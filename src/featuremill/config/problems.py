@@ -24,7 +24,6 @@ _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = 20
 _brief.maxstring = _brief.maxother = 80
 
 Schema = dict[str, Any]
-"""A JSON schema, or a part of one."""
 
 KINDS = {
     "integer": "a whole number",

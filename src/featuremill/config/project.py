@@ -60,7 +60,6 @@ class ProjectConfig(NamedTuple):
     """The runs by their folder below results/: <run>, or <run>/<name> for each set of several."""
     sections: Mapping[str, Any]
     samples: str = ""
-    """The sheet of samples, if there is one."""
     origin: Origin = Origin()
 
     @property
@@ -70,7 +69,6 @@ class ProjectConfig(NamedTuple):
 
     @property
     def files(self) -> list[str]:
-        """All input files; a sheet of samples comes first."""
         return configs.files_named(self.inputs, self.samples)
 
     @property

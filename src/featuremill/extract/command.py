@@ -81,6 +81,7 @@ class Extraction:
         self.declared_receipt = folder.receipt(plan.recipe, shard)
         self.kept_receipt = folder.kept_receipt(plan.recipe, shard)
         self.journal = folder.journal(plan.recipe, shard)
+        self.log_path = self.journal.with_suffix(".log")
         self._folder = folder
         self._job = Job(
             run_folder=str(folder.root),
@@ -109,7 +110,7 @@ class Extraction:
             if receipt is None:
                 receipt = self._extract(lock, line)
             else:
-                journal_log.remove(self.journal)  # left by a job that was killed after renaming
+                self.log_path.unlink(missing_ok=True)  # of a job that was killed after renaming
                 line.outcome = "kept"
                 log.info("shard %s: the part is there already", self.shard[:8])
             receipt.write(self.declared_receipt)
@@ -213,7 +214,7 @@ class Extraction:
         receipt.write(self.kept_receipt)
         self.journal.replace(self.part)
         sync(self.part.parent)
-        journal_log.remove(self.journal)
+        self.log_path.unlink(missing_ok=True)
         self.part.with_suffix(".bad").unlink(missing_ok=True)
         return receipt
 

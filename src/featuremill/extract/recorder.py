@@ -143,13 +143,10 @@ SLOTS = re.compile(r"@\d+of(\d+)")
 
 
 class Recorder:
-    """Records one attempt at a shard."""
-
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
         """Start the thread; `facts` are further values of the start event."""
         self._sampler = Sampler(path, journal_path, facts)
         self.devices: list[dict[str, Any]] = []
-        """The devices of the last lease."""
         self._poller: Poller | None = None
         self._thread = threading.Thread(target=self._sampler.run, name="telemetry", daemon=True)
         with contextlib.suppress(RuntimeError):  # no memory for a thread: no samples
@@ -253,7 +250,6 @@ class Sampler:
         self._sums = Summary()
         self._cpu_read_at = -math.inf
         self._num_earlier = 0
-        """Number of attempts that this attempt continues."""
         self._earlier_energy_j: list[float] = []
         """The known energies of earlier attempts, in joules."""
         self._sampled_at = time.monotonic()

@@ -28,9 +28,16 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
         UserError: if the folder's name is not usable.
         IntegrityError: if the original has another sha256 than the recipe.
     """
-    folder = folder_of_this_user()
-    if folder is None:
+    variable = STAGE.value()
+    if not variable:
         return weights
+    stage = os.path.expandvars(variable)
+    if "$" in stage or not Path(stage).is_absolute():
+        raise UserError(
+            f"{STAGE}: {variable!r} is no folder on this node; give an absolute path, and only "
+            "variables that are set where the job runs."
+        )
+    folder = Path(stage) / f"featuremill-{os.getuid()}"
     copy = folder / f"{weights.sha256}{weights.path.suffix}"
     try:
         files.make_own_folder(folder)
@@ -42,20 +49,6 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
         warn(f"{STAGE}: {folder}: {reason}; the weights are read from {weights.path}")
         return weights
     return weights._replace(path=copy)
-
-
-def folder_of_this_user() -> Path | None:
-    """Return this user's folder of copies; None if no staging folder is set."""
-    variable = STAGE.value()
-    if not variable:
-        return None
-    folder = os.path.expandvars(variable)
-    if "$" in folder or not Path(folder).is_absolute():
-        raise UserError(
-            f"{STAGE}: {variable!r} is no folder on this node; give an absolute path, and only "
-            "variables that are set where the job runs."
-        )
-    return Path(folder) / f"featuremill-{os.getuid()}"
 
 
 def _is_known(copy: Path) -> bool:

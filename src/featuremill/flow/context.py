@@ -88,9 +88,7 @@ class RunOfRules:
         """The run with the prefix in its paths. The commands of the run read these paths."""
         self.results = run.folder
         self.labels = [preflight.bare(run.labels.file)] if run.labels.file else []
-        """The table of labels, if there is one."""
         self.weights = [run.weights_json] if run.weights_json else []
-        """The file weights/<name>.json, if it needs weights."""
         self.checkpoint = preflight.checkpoint_files(run, self.here)
         """The checkpoint and the files in it, if the config names it by its path."""
         self.option_inputs = preflight.option_inputs(run, self.here)
@@ -148,7 +146,6 @@ class RunOfRules:
         return jobs.extract_threads(self._workflow, self.run.device, self.num_slots)
 
     def receipts(self, plan_json: str) -> list[str]:
-        """Return the receipts of all shards of the plan."""
         plan = _plan_in(plan_json)
         return self._receipts_of(plan.shards, plan.recipe)
 
@@ -213,7 +210,6 @@ class Flow:
         self.project = checked.for_steps
         self._config = checked
         self.steps = checked.sections
-        """The sections of steps, by their keys of the config."""
         self.rules = checked.rules
         before, after = checked.products_around
         self.products = [*before, *after]
@@ -241,7 +237,6 @@ class Flow:
         )
         """Whether steps have not checked the planned records yet."""
         self._runs_jobs = internals.may_execute(workflow)
-        """Whether jobs of this process need run.json."""
         self._is_prepared = self._module is None and internals.executes(workflow)
         """Whether `preflight.prepare` writes run.json."""
         self.end_screen: Callable[[], None] = lambda: None

@@ -36,7 +36,6 @@ T = TypeVar("T")
 log = logging.getLogger("snakemake.logging")
 """Snakemake's logger, whose warnings are on the screen and in its log file."""
 SCREEN = "DefaultStreamHandler"
-"""The name of Snakemake's handler for the terminal."""
 LOCKS = Path(".snakemake/locks")
 SCHEDULING_EVENTS = {
     "workflow_started",
@@ -51,15 +50,13 @@ SCHEDULING = re.compile(
     "environments: ignored|DAG of jobs will be updated after completion|Elapsed time|Execute |"
     "Select jobs to execute|Updating checkpoint dependencies|Using shell|host: "
 )
-"""Beginnings of messages about scheduling."""
+"""Beginnings of messages about scheduling; those below are of messages after failures."""
 EPILOGUES = (
     "Exiting because a job execution failed",
     "Removing output files of failed job",
     "WorkflowError:\nAt least one job did not complete",
 )
-"""Beginnings of messages after failures."""
 AFTER_REFUSAL = ("Terminating processes on user request", *EPILOGUES[2:])
-"""Beginnings of messages after a refusal."""
 OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
 """The message about the profile beside the workflow, which is used by default."""
 NAMING = {"name", "name_modifier"}
@@ -404,8 +401,6 @@ def ending_of(record: logging.LogRecord) -> str:
 
 
 class JobError(NamedTuple):
-    """A failed job, as Snakemake reports it."""
-
     rule: str
     log: Path | None
     outputs: tuple[Path, ...]
@@ -418,7 +413,6 @@ class JobError(NamedTuple):
 
 @or_return(None)
 def job_error(record: logging.LogRecord) -> JobError | None:
-    """Return the failed job of the record."""
     if getattr(record, "event", None) != "job_error":
         return None
     about = record.__dict__

@@ -44,10 +44,8 @@ HARMLESS = {"host", "reason"}
 class RefusedError(internals.WorkflowError):  # type: ignore[misc]
     """The user's request is refused: a message of one or more sentences, without a traceback."""
 
-    message = ""
-    """The sentence of the last one."""
-    status = 0
-    """The exit status of the last one."""
+    message, status = "", 0
+    """The message and the exit status of the last RefusedError."""
 
     def __init__(self, sentence: str, status: int = UserError.exit_status) -> None:
         super().__init__(sentence)
@@ -84,8 +82,6 @@ def exit_on_refusal() -> Iterator[None]:
 
 
 class FailedJob(internals.JobError):
-    """A job that Snakemake saw fail."""
-
     @property
     def was_stopped(self) -> bool:
         """Whether it was stopped, for example by Ctrl-C."""
@@ -152,7 +148,6 @@ class Failures:
 
 
 _failures: list[Failures] = []
-"""Those of each run of this Snakemake."""
 
 
 def exit_status() -> int:

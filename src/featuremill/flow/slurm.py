@@ -34,18 +34,17 @@ FOLDER = Path(".snakemake/featuremill-slurm")
 GRACE_SECONDS = 30.0
 """How long a job that Slurm has forgotten may wait for its exit status to appear."""
 ANSWER_SECONDS = 20.0
-"""For one question to Slurm."""
+"""How long a command of Slurm may take."""
 PATIENCE_SECONDS = 3600.0
 """How long a submission waits for the controller."""
 PAUSE_SECONDS, STEP_SECONDS = 5.0, 0.5
-"""Between two questions of a submission that waits, and two looks whether the run is over."""
+"""Times between two checks of a waiting submission, and between two whether the run is over."""
 AWAY = "Slurm's controller (slurmctld) does not answer{}: submissions wait for it, up to an hour."
 REMIND_SECONDS = 60.0
 """Between two messages on the screen while it does not answer."""
 NEEDED = ("sbatch", "squeue", "scancel")
-"""Commands without which no job could be submitted or followed."""
 LONGEST_SECONDS = 180
-"""Between two looks at the jobs, while none of them ends."""
+"""The longest time between two checks of the jobs, while none of them ends."""
 PLUGIN_NAME = re.compile(r"[a-zA-Z0-9_.]+")
 """What the executor takes as a `gpu_model` (2.8.0); Slurm's own names may have hyphens."""
 CLUSTERS = ("cluster", "clusters", "slurm_cluster")
@@ -80,7 +79,7 @@ class Live(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a job ended, in Slurm's word, and why in plain words."""
+    """The final state of a job, and the reason."""
 
     state: str
     reason: str = ""
@@ -296,7 +295,7 @@ def watched(executor: type[Any]) -> type[Any]:
             super().run_job(job)
 
         async def sleep(self) -> None:
-            """Wait until the next look at the jobs, or until the run ends."""
+            """Wait until the next check of the jobs, or until the run ends."""
             until = time.monotonic() + self.next_seconds_between_status_checks
             while not self._is_over.is_set() and time.monotonic() < until:
                 await asyncio.sleep(STEP_SECONDS)

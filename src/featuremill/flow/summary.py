@@ -33,7 +33,6 @@ PARTIAL = 6
 """The exit status of `featuremill run --strict` where records have no values."""
 _started = time.time()
 runs_to_end: list[str] = []
-"""The folders of the runs that this process is to compute."""
 
 
 def closing_words(*runs: str) -> str:

@@ -45,7 +45,6 @@ class Lease(NamedTuple):
     since: float
     """The time when it was taken, by time.monotonic."""
     how: str
-    """A description of the leased devices."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:

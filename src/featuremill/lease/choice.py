@@ -26,12 +26,9 @@ class Free(NamedTuple):
     position: int
     """The index in the order of the devices."""
     note: str
-    """A message to log if the device is chosen."""
 
 
 class Pass(NamedTuple):
-    """The result of a pass over the devices."""
-
     chosen: list[Free]
     """All requested slots, or none."""
     barred: dict[str, str]

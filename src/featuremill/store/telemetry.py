@@ -52,10 +52,10 @@ MOST_BYTES = 2 * 1024 * 1024
 AGAIN_BYTES = 16 * 1024
 """Bytes after which the attempt's facts are written again, as some readers read only the end."""
 READ_BYTES = 4 * 1024 * 1024
-"""Only so much of the end is read; no job writes more."""
+"""The part of the file's end that is read; no job writes more."""
 TAIL_BYTES = 4 * AGAIN_BYTES
 MOST_MOMENTS = 600
-"""How many moments rates use; there is one for each batch, at most one a second."""
+"""Moments that `Rates` keeps: one for each batch, at most one a second."""
 TEXTS = frozenset(("event", "shard", "recipe", "host", "cost_unit", "kind", "uuid", "name")).union(
     ("slot", "stage", "status", "message")
 )
@@ -133,18 +133,18 @@ class Writer:
 
 
 class Attempt(NamedTuple):
-    """One job's try at a shard."""
+    """The events of one attempt at a shard."""
 
     start: dict[str, Any]
     devices: list[dict[str, Any]]
-    """Events: the devices it got, and when; several where one failed."""
+    """The `device` events; several if a device failed."""
     samples: list[dict[str, Any]]
     end: dict[str, Any] | None
-    """None: it is running, or was killed."""
+    """None if it is running, or was killed."""
 
     @property
     def energy_j(self) -> float | None:
-        """The joules of its GPUs while it had them; None where they are unknown."""
+        """The energy of its GPUs in joules; None if unknown."""
         latest = {
             device["uuid"]: device["energy_j"]
             for sample in self.samples
@@ -167,14 +167,13 @@ class State(NamedTuple):
 
 
 class Rates:
-    """The cost per second of a worker, from the moments at which its computed cost grew, batch by
-    batch. Between two batches the speed is unknown."""
+    """The cost per second of a worker, from the times when its computed cost grew by a batch."""
 
     def __init__(self) -> None:
         self._grown: deque[tuple[float, float]] = deque(maxlen=MOST_MOMENTS)
 
     def take(self, moment: float, cost: float) -> bool:
-        """Note the cost that was computed at a moment; return whether it has grown."""
+        """Add the computed cost at a moment; return whether it has grown."""
         if self._grown and cost < self._grown[-1][1]:  # another worker
             self._grown.clear()
         has_grown = not self._grown or cost > self._grown[-1][1]
