@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -37,7 +37,7 @@ from featuremill.inputs import distinct_records, in_memory
 from featuremill.lease import Lease, Request, count_slots
 from featuremill.lease.acquire import acquire
 from featuremill.lease.environment import LEASED
-from featuremill.store.files import files_below
+from featuremill.store.files import files_below, identity_of
 from featuremill.store.formats import ABOUT
 from featuremill.store.plan import Settings
 from featuremill.workload import (
@@ -80,7 +80,7 @@ class _Loaded(NamedTuple):
     """A loaded model, and what it was loaded from."""
 
     key: tuple[object, ...]
-    """The workload, the model, and size and time of the files, which show changes."""
+    """The workload, the model, and the identity of each file."""
     device: Device
     options: Any
     weights: Weights | None
@@ -473,21 +473,16 @@ def _key_of(name: str, workload: Workload, options: WorkloadOptions) -> tuple[ob
     if model and weights.is_path(model, name):
         weights.refuse_missing(model, name)
         paths.append(place_of(model))
-    return name, model, *(stamp for path in paths for stamp in _stamps(path.resolve()))
-
-
-def _stamps(path: Path) -> Iterator[object]:
-    yield str(path)
-    for inside in files_below(path) if path.is_dir() else [""]:
-        about = (path / inside).stat()
-        yield inside, about.st_ino, about.st_size, about.st_mtime_ns
-
-
-# compute
+    identities = {
+        str(path / inside): identity_of(path / inside)
+        for path in map(Path.resolve, paths)
+        for inside in (files_below(path) if path.is_dir() else [""])
+    }
+    return name, model, *identities.items()
 
 
 def plain(value: Any) -> Any:
-    """Return the value of an option as a config has it: without paths and types of NumPy."""
+    """Return the value of an option as in a config: without paths and types of NumPy."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.tolist() if hasattr(value, "tolist") else value

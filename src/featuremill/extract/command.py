@@ -180,17 +180,15 @@ class Extraction:
                 line.text = run_log.of_shard(_so_far(supervisor, recorder), {})
                 raise
             receipt = self._finished(computed, supervisor, started, began, wanted.policy)
-        line.text = run_log.of_shard(receipt.as_json(), self._reasons(receipt))
+        reasons = list[str]()
+        if receipt.failed:
+            from featuremill.store.parts import failed_rows  # imports more of pyarrow
+
+            _, reasons = failed_rows(self.part)
+        kinds = Counter(kind_of(reason).name for reason in reasons)
+        line.text = run_log.of_shard(receipt.as_json(), kinds)
         log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
-
-    def _reasons(self, receipt: Receipt) -> Counter[str]:
-        if not receipt.failed:
-            return Counter()
-        from featuremill.store.parts import failed_rows  # imports more of pyarrow
-
-        _, reasons = failed_rows(self.part)
-        return Counter(kind_of(reason).name for reason in reasons)
 
     def _finished(
         self, computed: Receipt, supervisor: Supervisor, started: str, began: float, policy: str

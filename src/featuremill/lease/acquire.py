@@ -161,10 +161,8 @@ def _on_cpu(why: str) -> Lease:
 
 
 def _pass_through(request: Request, offered: Offer, command: str | None) -> Lease:
-    """Take the devices given by the scheduler, even if other jobs were given the same.
-
-    Free slots are locked, so that other leases see them.
-    """
+    """Take the devices that a scheduler gave this job, even if other jobs have the same ones. Free
+    slots are locked, so that other leases see them."""
     where = folder.find()
     taken = []
     for device in offered.devices:

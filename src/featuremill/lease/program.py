@@ -1,5 +1,5 @@
-"""This program: its commands in messages, as this source is built into two programs; and its end
-with its parent."""
+"""The commands of this program in messages (featuremill and gpu-lease are built from this source),
+and its end with its parent."""
 
 from __future__ import annotations
 
