@@ -417,12 +417,12 @@ def _on_gpus(gpus: Gpus) -> beside.Jobs:
             f'{named}: give a number of GPUs, "all", or a list of numbers or UUIDs such as [0, 2].'
         )
     request = Request.from_environment({"devices": devices or None})
-    here = count_slots(request) // request.slots_per_gpu
-    if not here:
+    num_gpus = count_slots(request) // request.slots_per_gpu
+    if not num_gpus:
         raise UserError(NO_GPU.format(named))
-    if (count or 0) > here:
-        raise UserError(f"{named}: {counted(here, 'GPU')} can be used here; give fewer.")
-    return beside.Jobs((count or here) * request.slots_per_gpu, "cuda", devices)
+    if (count or 0) > num_gpus:
+        raise UserError(f"{named}: {counted(num_gpus, 'GPU')} can be used here; give fewer.")
+    return beside.Jobs((count or num_gpus) * request.slots_per_gpu, "cuda", devices)
 
 
 def _hold(device: Device) -> bool:

@@ -5,7 +5,7 @@ rows of one record. If few names match, the error suggests a form in which more 
 
     names = Matcher(path, {name: line, ...}, "record of the inputs")
     for record in records:
-        name = names.name_of(record.id)      # None where the table has no row of it
+        name = names.name_of(record.id)      # None if the table has no row of it
     names.check()
 """
 
@@ -133,9 +133,9 @@ class Matcher:
         is_of_more = num_names > self._num_met / FEW
         if not num_matched or (num_matched < FEW * num_names and not is_of_more):
             how = f"only {num_matched:,} of its" if num_matched else "none of its"
-            theirs = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
+            first_id = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
             raise UserError(
-                f"{self._path}: {how} {num_names:,} ids is a {self._noun}{theirs}; the "
+                f"{self._path}: {how} {num_names:,} ids is a {self._noun}{first_id}; the "
                 f"first that is none is {first}; {self._remedy(unmatched)}."
             )
         if self._log:

@@ -84,5 +84,5 @@ def _facts(copy: Path) -> dict[str, Any]:
     """Return the size, time and inode of a copy, or of each file in it."""
     if copy.is_dir():
         return {name: _facts(copy / name) for name in files.files_below(copy)}
-    about = copy.stat()
-    return {"bytes": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}
+    status = copy.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "inode": status.st_ino}

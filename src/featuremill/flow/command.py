@@ -149,13 +149,13 @@ def _resources(
     slots = SLOTS_PER_GPU.value()
     count = gpus.of_all()
     if is_here:
-        here = count_slots(Request.from_environment()) // slots
-        if not here:
+        num_gpus = count_slots(Request.from_environment()) // slots
+        if not num_gpus:
             raise UserError(
                 f"{words}: no GPU can be used here; featuremill doctor lists the reasons."
             )
-        if (count or 0) > here:
-            raise UserError(f"{words}: {counted(here, 'GPU')} can be used here; ask for fewer.")
+        if (count or 0) > num_gpus:
+            raise UserError(f"{words}: {counted(num_gpus, 'GPU')} can be used here; ask for fewer.")
     return ["--resources", f"gpu={count * slots}"] if count else []
 
 

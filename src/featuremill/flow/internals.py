@@ -415,13 +415,13 @@ class JobError(NamedTuple):
 def job_error(record: logging.LogRecord) -> JobError | None:
     if getattr(record, "event", None) != "job_error":
         return None
-    about = record.__dict__
+    facts = record.__dict__
     return JobError(
-        about["rule_name"],
-        Path(about["log"][0]) if about["log"] else None,
-        tuple(map(Path, about["output"])),
-        reason=" ".join(str(about.get("rule_msg") or "").split()),
-        command=str(about["shellcmd"] or ""),
+        facts["rule_name"],
+        Path(facts["log"][0]) if facts["log"] else None,
+        tuple(map(Path, facts["output"])),
+        reason=" ".join(str(facts.get("rule_msg") or "").split()),
+        command=str(facts["shellcmd"] or ""),
     )
 
 

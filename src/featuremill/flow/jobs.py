@@ -75,10 +75,10 @@ def prepare_jobs(workflow: Any) -> None:
             VARIABLES[field].set_default(resources[resource])
     with refusing():
         environment.check()
-    here, path = str(Path(sys.executable).parent), environment.PATH.text() or os.defpath
-    if here not in path.split(os.pathsep):
+    folder, path = str(Path(sys.executable).parent), environment.PATH.text() or os.defpath
+    if folder not in path.split(os.pathsep):
         is_last = internals.is_imported(workflow) and not shutil.which("featuremill")
-        environment.PATH.set(os.pathsep.join([path, here] if is_last else [here, path]))
+        environment.PATH.set(os.pathsep.join([path, folder] if is_last else [folder, path]))
 
 
 def gpu_model(workflow: Any) -> str:

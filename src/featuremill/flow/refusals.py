@@ -43,11 +43,11 @@ def check_cores(workflow: Any) -> None:
     cores = internals.cores_here(workflow)
     if cores == 0:
         raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
-    here = this_process.num_cores()
-    if cores and cores > here and not math.isinf(this_process.cpu_quota()):
+    available = this_process.num_cores()
+    if cores and cores > available and not math.isinf(this_process.cpu_quota()):
         log.warning(
-            f"--cores {cores}: this container may use {here} at once, so jobs would slow each "
-            f"other; --cores {here} is faster."
+            f"--cores {cores}: this container may use {available} at once, so jobs would slow each "
+            f"other; --cores {available} is faster."
         )
 
 

@@ -160,14 +160,14 @@ def _replan_for_versions(workflow: Any, folder: Results, plan: Plan) -> None:
     """Rerun plan for the installed versions of workload and engine: an interrupted shard would have
     values of both versions. If another workflow imports this one, its target may need no plan, and
     plan.json would stay deleted; then only a warning names the command."""
-    here = f"{folder.root}: here is {recipe.other_versions_here(plan.settings)}"
+    text = f"{folder.root}: here is {recipe.other_versions_here(plan.settings)}"
     if internals.is_dry(workflow):
-        log.warning(f"{here}: a run plans and computes it anew, which a dry run does not show.")
+        log.warning(f"{text}: a run plans and computes it anew, which a dry run does not show.")
     elif internals.is_imported(workflow):
         rule = internals.rule_name(workflow, "plan")
-        log.warning(f"{here}: --forcerun {rule} plans it anew.")
+        log.warning(f"{text}: --forcerun {rule} plans it anew.")
     else:
-        log.warning(f"{here}: it is planned and computed anew.")
+        log.warning(f"{text}: it is planned and computed anew.")
         for file in (folder.plan, folder.delivery):
             ours.vacate(file, log.warning)
 

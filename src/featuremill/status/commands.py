@@ -62,6 +62,11 @@ class Problem(NamedTuple):
         }
 
 
+def shown(path: Path) -> Path:
+    """Return `path` relative to the working directory, if it is inside."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def removing(fixes: Iterable[Fix]) -> list[str]:
     """Return the command that removes the files of `fixes`, if there are any."""
     paths = dict.fromkeys(path for fix in fixes for path in fix.remove)
@@ -127,8 +132,7 @@ class Commands:
         logs = Results(self._root).logs / "extract" / self._plan.recipe
         if not logs.is_dir():
             return None
-        here = logs.relative_to(Path.cwd()) if logs.is_relative_to(Path.cwd()) else logs
-        return f"grep -rlE {shlex.quote(STACKS)} {shlex.quote(str(here))}"
+        return f"grep -rlE {shlex.quote(STACKS)} {shlex.quote(str(shown(logs)))}"
 
     def report(self) -> list[str]:
         if self.is_snakemakes:

@@ -14,7 +14,7 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.log import last_error
 from featuremill.base.words import Change, in_words
 from featuremill.config import Run, products
-from featuremill.status.commands import Again, Fix, Problem, SeenBy
+from featuremill.status.commands import Again, Fix, Problem, SeenBy, shown
 from featuremill.status.delivered import DeliveryState, digest_by_looks
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock
@@ -295,8 +295,3 @@ def error_in_log(code: str, what: str, log: Path, is_in_the_way: bool = True) ->
         return []
     fix = Fix(by_hand=f"Fix that, and run the same command again. The log: {shown(log)}")
     return [Problem(code, f"{what} failed: {error}", fix, is_in_the_way)]
-
-
-def shown(path: Path) -> Path:
-    """Return `path` relative to the working directory, if it is inside."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

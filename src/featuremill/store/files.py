@@ -95,10 +95,10 @@ def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
 
 def identity_of(path: Path) -> Identity:
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return about.st_size, about.st_mtime_ns, about.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def make_own_folder(folder: Path) -> None:
@@ -109,10 +109,10 @@ def make_own_folder(folder: Path) -> None:
         OSError: it is a link, or another user's, or open to others.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.lstat()  # another user's link may lead to a folder of this user
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+    status = folder.lstat()  # another user's link may lead to a folder of this user
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise OSError("it is a link, or belongs to another user")
-    if about.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise OSError("others may write into it; chmod 700 closes it")
 
 

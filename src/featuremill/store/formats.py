@@ -56,13 +56,13 @@ class Format(NamedTuple):
     bytes_a_record: int
     """About how many bytes a record takes without its values: id, header, and the format's own."""
     kind: Kind | None = None
-    """The kind of values that it holds and needs; None where it takes all kinds."""
+    """The kind of values that it holds and needs; None for all kinds."""
     columns: re.Pattern[str] | None = None
-    """What the name of every column has to match; None where it takes any."""
+    """A pattern that all names of columns must match; None for any names."""
     columns_like: str = ""
     """An example of such a name."""
     most_records: int | None = None
-    """For more records it is not sensible; None where there is no limit."""
+    """For more records it is not sensible; None for no limit."""
     why_not_more: str = ""
     is_folder: bool = False
     holds: tuple[str, ...] = ALL_FILES
@@ -241,10 +241,10 @@ def refuse_outputs(outputs: Iterable[str], values: pa.Schema) -> None:
                 f"{others[0]!r}; drop it."
             )
         if format.kind and format.kind not in kinds.values():
-            there = ", ".join(f"{name} ({KINDS[kind]})" for name, kind in kinds.items())
+            kinds_here = ", ".join(f"{name} ({KINDS[kind]})" for name, kind in kinds.items())
             raise UserError(
                 f"outputs: {output} holds {KINDS[format.kind]}, and the workload delivers none: "
-                f"only {there}; drop it, or set outputs: [parquet]."
+                f"only {kinds_here}; drop it, or set outputs: [parquet]."
             )
         if check := getattr(module_of(output).Writer, "check", None):
             check(values)

@@ -134,10 +134,10 @@ def discard(path: Path, say: Say = log.warning) -> None:
         remove(path)
     elif path.is_dir() and not path.is_symlink():
         inside = contents(path)
-        mine = [file for file in inside if is_ours(file)]
-        for file in mine:
+        ours = [file for file in inside if is_ours(file)]
+        for file in ours:
             file.unlink()
-        if len(mine) == len(inside):
+        if len(ours) == len(inside):
             remove(path)
         else:
             for folder, _, _ in os.walk(path, topdown=False):
@@ -340,8 +340,8 @@ def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[di
 def looks(path: Path, follows: bool = False) -> list[int]:
     """Return size, modification time, ctime and inode of a file. Each write changes the ctime, and
     no program can set it."""
-    about = path.stat(follow_symlinks=follows)
-    return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    status = path.stat(follow_symlinks=follows)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _aside(path: Path) -> Path:

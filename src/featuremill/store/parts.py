@@ -33,7 +33,7 @@ def read_shard(path: Path) -> pa.Table:
     """Return the shard's table, memory-mapped.
 
     Raises:
-        pa.ArrowInvalid: when its bytes are no shard.
+        pa.ArrowInvalid: its bytes are no shard.
     """
     try:
         with pa.memory_map(str(path)) as source:
@@ -60,7 +60,7 @@ def read_verified(path: Path) -> pa.Table:
     """Return the shard's table after a check of its name, digests and payloads.
 
     Raises:
-        IntegrityError: when they do not agree; the file is then set aside.
+        IntegrityError: they do not agree; the file is then set aside.
     """
     try:
         table = read_shard(path)
@@ -269,7 +269,7 @@ def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return the failed rows of the shard, by their numbers, and the reasons in the part `path`.
 
     Raises:
-        pa.ArrowInvalid: when its bytes are no part.
+        pa.ArrowInvalid: its bytes are no part.
     """
     import pyarrow.compute as pc  # here: a worker reads its shard, and starts faster without
 
@@ -292,7 +292,7 @@ def read_columns(path: Path) -> tuple[Digests, pa.Array]:
     """Return each row's sha256 and its reason (null if it did not fail) of the part at `path`.
 
     Raises:
-        pa.ArrowInvalid: when its bytes are no part.
+        pa.ArrowInvalid: its bytes are no part.
     """
     with pa.memory_map(str(path)) as source:
         batches = list(pa.ipc.open_stream(source))

@@ -29,7 +29,7 @@ class UsedDevice(Record):
 
 
 class Usage(Record):
-    """A summary of a job's samples; None where no sample has the value. Of several devices: the
+    """A summary of a job's samples; None if no sample has the value. Of several devices: the
     mean of utilisation, the largest memory and temperature, the sum of watts and joules."""
 
     samples: int = 0

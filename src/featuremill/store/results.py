@@ -240,8 +240,8 @@ class Results(NamedTuple):
         """Return the content of manifest.json, here or of the partial results.
 
         Raises:
-            UserError: when there is none, or a newer featuremill wrote it.
-            IntegrityError: when it is not what was written.
+            UserError: there is none, or a newer featuremill wrote it.
+            IntegrityError: it is not what was written.
         """
         path = (self.partial if is_partial else self).delivery
         try:

@@ -129,7 +129,7 @@ class Shelf(NamedTuple):
         return self.folder / "index"
 
     def parts(self) -> dict[str, Path]:
-        """Return the paths of the parts, by name; none where the folder cannot be listed."""
+        """Return the paths of the parts, by name; none if the folder cannot be listed."""
         try:
             listed = sorted(entry.name for entry in os.scandir(self.folder))
         except OSError:
@@ -280,22 +280,22 @@ def _repair(own: Path, store: Path) -> None:
     for name, folders, names in os.walk(own):
         folders[:] = [folder for folder in folders if folder[0] != "."]
         folder = Path(name)
-        about = folder.stat()
+        status = folder.stat()
         mode, group = _as_for_readers(folder, store, FOLDER_MODE)
-        if about.st_uid != os.geteuid() or (about.st_gid == group and not mode & ~about.st_mode):
+        if status.st_uid != os.geteuid() or (status.st_gid == group and not mode & ~status.st_mode):
             continue
         for path in [folder / name for name in names if name[0] != "."]:
             with contextlib.suppress(FileNotFoundError):  # another process merges an index
-                if path.lstat().st_uid == about.st_uid and not path.is_symlink():
+                if path.lstat().st_uid == status.st_uid and not path.is_symlink():
                     _open_to_readers(path, store, FILE_MODE)
         _open_to_readers(folder, store, FOLDER_MODE)
 
 
 def _as_for_readers(path: Path, store: Path, mode: int) -> tuple[int, int]:
     """Return the mode and the group that let the readers of the folder `store` read `path`."""
-    about, own = store.stat(), path.stat()
-    readers = about.st_mode & (stat.S_IRGRP | stat.S_IROTH)
-    group = about.st_gid if readers == stat.S_IRGRP else own.st_gid
+    parent, own = store.stat(), path.stat()
+    readers = parent.st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    group = parent.st_gid if readers == stat.S_IRGRP else own.st_gid
     may = stat.S_IRWXU | readers | readers >> 2  # readers of a folder may enter it
     return mode & may | own.st_mode & stat.S_ISGID, group
 

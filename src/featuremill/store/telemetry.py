@@ -196,7 +196,7 @@ class Rates:
 
 
 def read(path: str | Path) -> list[Attempt]:
-    """Return the attempts in the file at `path`; none where it cannot be read."""
+    """Return the attempts in the file at `path`; none if it cannot be read."""
     attempts: list[Attempt] = []
     for event in events_of(Path(path), READ_BYTES)[0]:
         kind = event.pop("event")
