@@ -52,8 +52,8 @@ def prepare(workflow: Any, run: Run) -> None:
         if is_touch:
             return
         reruns.rerun_without_inputs(run)
-        reruns.reconvert_weights(workflow, run)
         reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
+        reruns.convert_other_weights(workflow, run)
         reruns.remove_other_exports(run)
     check_times(run)
 

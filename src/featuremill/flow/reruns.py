@@ -29,7 +29,7 @@ from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results
 from featuremill.workload import recipe, weights
 
-WITHOUT_PLAN = {"input_changed", "option_changed", "output_damaged"}
+WITHOUT_PLAN = {"input_changed", "option_changed", "weights_changed", "output_damaged"}
 """Problems for which jobs are rerun even if the target may need no plan: a file has changed."""
 BEFORE_ALL = (1, 1)
 """Access and modification time of an output that is out of date; inputs are newer."""
@@ -81,21 +81,17 @@ def rerun_without_inputs(run: Run) -> None:
         ours.vacate(folder.delivery, log.warning)
 
 
-def reconvert_weights(workflow: Any, run: Run) -> None:
-    """Rerun the conversion of weights that are gone from the cache, or that were converted from
-    another checkpoint. Plan is rerun only for another checkpoint: converted again, the same one
-    gives the same bytes.
+def convert_other_weights(workflow: Any, run: Run) -> None:
+    """Rerun the conversion of weights that were converted from another checkpoint than the present
+    one, or whose file in the cache is gone or damaged. For the latter nothing is computed again.
 
-    Jobs with environments of their own may see other folders, so nothing is done for these.
+    Jobs with environments of their own may have another cache, which is not checked.
     """
-    path, model = Path(run.weights_json), run.model
-    if not model or internals.has_environments(workflow):
+    if not run.model:
         return
-    if weights.are_of_another(path, model, run.workload):
-        log.warning(f"{path}: it is of other weights than {model}. {AGAIN[False]}")
-        path.unlink()
-        make_older([Results(Path(run.folder)).plan])
-    elif weights.lost(path):
+    path = Path(run.weights_json)
+    is_lost = weights.lost(path) and not internals.has_environments(workflow)
+    if is_lost or weights.are_of_another(path, run.model, run.workload):
         with contextlib.suppress(OSError):  # plan reports which file to delete
             path.unlink()
 
