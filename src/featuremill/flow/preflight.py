@@ -38,7 +38,10 @@ def prepare(workflow: Any, run: Run) -> None:
     refusals.refuse_without_packages(workflow, run)
     refusals.refuse_without_gpu(workflow, run)
     elsewhere.link_results(run)
-    path = config_file(workflow, run.folder)
+    # Relative to the folder that holds results/<run>, so that it stays valid if a project moves.
+    working = run_lock.working_folder(Path(run.folder))
+    files = () if is_imported else internals.config_files(workflow)
+    path = ", ".join(os.path.relpath(file, working) for file in files)
     refusals.refuse_run_in_run(run)
     refusals.refuse_another_config(run, path)
     is_touch = internals.only_touches()
@@ -86,15 +89,6 @@ def claim_run(results: str, **about: Any) -> None:
     if was_here or not stale:
         folder = os.path.relpath(Path.cwd(), run_lock.working_folder(Path(results)))
         run_lock.sign(file, command_line.command(), folder=folder, **about)
-
-
-def config_file(workflow: Any, results: str) -> str:
-    """Return the path of the config, relative to the folder that holds results/<run>, so that it
-    stays valid if a project moves; "" without a file, or if it is another workflow's."""
-    if internals.is_imported(workflow):
-        return ""
-    working = run_lock.working_folder(Path(results))
-    return ", ".join(os.path.relpath(path, working) for path in internals.config_files(workflow))
 
 
 def write_run(run: Run) -> None:

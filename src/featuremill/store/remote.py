@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import shared
+from featuremill.store.files import digest_of
 from featuremill.store.parts import OTHER_COLUMNS, checked
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt
@@ -118,7 +119,8 @@ class RemoteShelf(NamedTuple):
         """
         index = self.below("index")
         names = [name for name in index.listed(".arrow") if shared.DIGEST.fullmatch(name)]
-        folder = shared.index_copy(store, self.recipe, self.url)
+        copies = shared.own_folder(store) / self.recipe / shared.REMOTE
+        folder = copies / digest_of([self.url.encode()])
         shared.open_folder(folder, store)
         os.utime(folder)  # `featuremill store remove` removes copies that no plan reads
         levels = []

@@ -154,10 +154,6 @@ def own_folder(store: Path) -> Path:
     return store / user()
 
 
-def index_copy(store: Path, recipe: str, url: str) -> Path:
-    return own_folder(store) / recipe / REMOTE / files.digest_of([url.encode()])
-
-
 def index_copies(store: Path) -> list[Path]:
     """Return the folders in `store` with copies that this user's runs made of remote indices."""
     return sorted(own_folder(store).glob(f"*/{REMOTE}/*"))

@@ -248,18 +248,12 @@ def events_of(path: Path, most_bytes: int, offset: int = 0) -> tuple[list[dict[s
         return [], offset
     num_whole = content.rfind(b"\n") + 1  # the text behind the last newline is being written
     lines = content[:num_whole].split(b"\n")[1 if start > offset else 0 :]
-    events = (event_of(line) for line in lines if line)
-    return [event for event in events if event], start + num_whole
-
-
-def event_of(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a line, with those of its values that have the type of their key; None
-    where it is no event."""
-    try:
-        event = _known(json.loads(line))
-    except (ValueError, RecursionError, OverflowError):
-        return None
-    return event if {"event", "time"} <= set(event) else None
+    events = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError, OverflowError):
+            event = _known(json.loads(line))
+            events += [event] if {"event", "time"} <= set(event) else []
+    return events, start + num_whole
 
 
 def _known(value: Any) -> dict[str, Any]:
