@@ -3,6 +3,7 @@ and which of their rows have a number that is missing, NaN or infinite."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,7 @@ Digests = npt.NDArray[np.bytes_]
 def matrix(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a fixed_size_list[width] column of n rows as an array of shape (n, width)."""
     width = column.type.list_size
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    flat = [_numbers(chunk.flatten()) for chunk in chunks]
+    flat = [_numbers(chunk.flatten()) for chunk in _chunks(column)]
     dtype = column.type.value_type.to_pandas_dtype()
     joined = np.concatenate(flat) if flat else np.empty(0, dtype)
     return joined.reshape(-1, width)
@@ -28,22 +28,32 @@ def side_by_side(block: pa.Table, columns: list[str]) -> npt.NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
 
-def matrices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
-    """Return a list<fixed_size_list[width]> column as one array of shape (length, width) a row."""
-    arrays = []
-    for chunk in column.chunks:
-        for row in chunk:
-            inner = row.values
-            width = inner.type.list_size
-            arrays.append(_numbers(inner.flatten()).reshape(-1, width))
+def matrices(column: pa.Array | pa.ChunkedArray) -> list[npt.NDArray[Any]]:
+    """Return one array for each row of a column: of a list of vectors a matrix (length, width), of
+    a vector (width,), of a list of numbers (length,)."""
+    arrays = list[npt.NDArray[Any]]()
+    for chunk in _chunks(column):
+        if pa.types.is_fixed_size_list(chunk.type):
+            arrays.extend(matrix(chunk))
+            continue
+        values = chunk.values
+        if pa.types.is_fixed_size_list(values.type):
+            rows = _numbers(values.flatten()).reshape(-1, values.type.list_size)
+        else:
+            rows = _numbers(values)
+        arrays += [rows[start:end] for start, end in pairwise(_numbers(chunk.offsets))]
     return arrays
 
 
-def digests(column: pa.ChunkedArray) -> Digests:
+def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def digests(column: pa.Array | pa.ChunkedArray) -> Digests:
     """Return a binary(32) column as a NumPy array of 32-byte strings."""
     chunks = [
         np.frombuffer(c.buffers()[1], "S32", count=len(c), offset=c.offset * 32)
-        for c in column.chunks
+        for c in _chunks(column)
         if len(c)
     ]
     return np.concatenate(chunks) if chunks else np.empty(0, "S32")
