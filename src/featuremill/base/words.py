@@ -114,13 +114,6 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def few(words: Iterable[object], most: int) -> str:
-    """Return the first `most` of `words`, and how many more there are: "a, b and 5 more"."""
-    texts = [*map(str, words)]
-    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more
-
-
 MOST_TOLD, MOST_VALUES = 4, 5
 """Changes that a sentence names, and values of a list."""
 

@@ -19,7 +19,6 @@ from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, SAMPLE, IdColumns
 from featuremill.base.text import clipped
-from featuremill.base.words import few
 from featuremill.features.columns import chosen
 from featuremill.features.records import Records
 from featuremill.features.table import Rows, Table
@@ -50,9 +49,10 @@ def places_of(table: Table, ids: Sequence[str]) -> Rows:
     """
     row_of = Records(Results(table.path.parent), table).rows_named(ids)
     if missing := [id for id in dict.fromkeys(ids) if id not in row_of]:
-        named = few((repr(clipped(id)) for id in missing), MOST_NAMED)
+        named = ", ".join(repr(clipped(id)) for id in missing[:MOST_NAMED])
+        more = f" and {len(missing) - MOST_NAMED:,} more" if len(missing) > MOST_NAMED else ""
         raise UserError(
-            f"{table.path}: there is no record {named} in it; failed.tsv beside it lists the "
+            f"{table.path}: there is no record {named}{more} in it; failed.tsv beside it lists the "
             "records without features, and of a run with samples an id is <sample>/<id>."
         )
     return np.array([row_of[id] for id in ids], np.int64)

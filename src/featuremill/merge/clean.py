@@ -30,7 +30,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.log import is_log
 from featuremill.base.progress import Progress
-from featuremill.base.words import counted, few, human_bytes
+from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import Runs, named
 from featuremill.store import (
     command_line,
@@ -166,9 +166,11 @@ class Selection:
     def show(self) -> None:
         """Print how much of each part is removed, and what stays."""
         if kept := sorted(self.kept - self.parts.keys()):
+            shown = ", ".join(map(str, kept[:MOST_NAMED]))
+            more = f" and {len(kept) - MOST_NAMED:,} more" if len(kept) > MOST_NAMED else ""
             which = "it, or it was" if len(kept) == 1 else "them, or they were"
             why = f"featuremill did not write {which} changed since"
-            log.info("stays: %s: %s", few(kept, MOST_NAMED), why)
+            log.info("stays: %s%s: %s", shown, more, why)
         by_part = defaultdict[str, list[Path]](list)
         for path, part in self.parts.items():
             by_part[part].append(path)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from featuremill import inputs
 from featuremill.base.reasons import head_of
-from featuremill.base.words import counted, few
+from featuremill.base.words import counted
 from featuremill.inputs import columns_taken, source
 from featuremill.plan.reading import with_progress
 from featuremill.plan.spool import Chunk, Tally, chunks_of
@@ -109,4 +109,5 @@ def _kind(path: Path) -> str:
 
 def names(paths: Sequence[Path]) -> str:
     """Return the paths for people: the first three, and how many more."""
-    return few(paths, 3)
+    shown = ", ".join(str(path) for path in paths[:3])
+    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"

@@ -121,9 +121,10 @@ def _row(bar: Bar) -> dict[str, Any]:
     uses = [float(gauge) for gauge in gauges if gauge is not None]
     resumed = any(receipt.resumed_batches for receipt in receipts)
     crashed = any(receipt.retries for receipt in receipts)
+    more = f" and {len(bar.members) - 1:,} more" if len(bar.members) > 1 else ""
     row: dict[str, Any] = {
         "state": CRASHED if crashed else RESUMED if resumed else COMPUTED if receipts else STOPPED,
-        "shard": words.few((piece.name[:12] for piece in bar.members), 1),
+        "shard": bar.members[0].name[:12] + more,
         "started": words.moment(bar.members[0].working.begin),
         "took": words.duration(sum(piece.working.seconds for piece in bar.members)),
         "busy": round(statistics.fmean(uses)) if uses else 100,

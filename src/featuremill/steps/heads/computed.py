@@ -37,7 +37,7 @@ from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.kit.runs import Results, Settings
-from featuremill.kit.text import Progress, clipped, counted, few, listed, records
+from featuremill.kit.text import Progress, clipped, counted, listed, records
 from featuremill.kit.workloads import Record
 from featuremill.steps.heads.card import Part, require
 from featuremill.steps.transfer.search.recipe import Origin, Recipe
@@ -310,6 +310,7 @@ def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
         opened: dict[Path, Vectors] = {}
         for layout, (width, scratch, its_paths, ids) in by_layout.items():
             vectors = np.memmap(scratch, np.float32, "r", 0, (len(ids), width))
-            features = Vectors(few(its_paths, 1), layout.name, ids, vectors)
+            more = f" and {len(its_paths) - 1:,} more" if its_paths[1:] else ""
+            features = Vectors(f"{its_paths[0]}{more}", layout.name, ids, vectors)
             opened |= dict.fromkeys(its_paths, features)
         return opened

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.text import few, one_line
+from featuremill.kit.text import one_line
 from featuremill.workload.hugging_face import CONFIG
 from featuremill.workloads.encoder import decoders, t5
 from featuremill.workloads.encoder import folder as folders
@@ -436,9 +436,7 @@ def _filled(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> torch.
             f"{folder / CONFIG}: no {name} can be made of it ({one_line(str(error))[:200]}); take "
             "the config of the model."
         ) from None
-    details = [
-        f"{what}: {few(sorted(names), MOST_NAMED)}" for what, names in problems.items() if names
-    ]
+    details = [f"{what}: {_shortened(sorted(names))}" for what, names in problems.items() if names]
     if details:
         raise UserError(
             f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
@@ -561,6 +559,11 @@ def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[
     if facts.architecture.prefix == ESM.prefix and facts.max_tokens is None:
         renamed.pop(POSITIONS, None)
     return facts.architecture.named(renamed)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _cast_products(network: torch.nn.Module, dtype: torch.dtype) -> None:
