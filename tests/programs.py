@@ -3,15 +3,18 @@
 They are forked (forks.py), unless a test has another setting of C libraries or of Python.
 """
 
+import contextlib
 import copy
 import json
 import os
 import random
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -86,6 +89,46 @@ def random_records(count, seed=0):
 
 def fasta(records):
     return "".join(f">{id}\n{sequence}\n" for id, sequence in records)
+
+
+def write_fasta(path, records):
+    """Write sequences by their ids; return the path."""
+    path.write_text(fasta(records.items()))
+    return path
+
+
+def edit_json(path, **changes):
+    """Write keys of a file anew; one that becomes `...` is left out."""
+    told = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in told.items() if value is not ...}))
+
+
+def printed_by(code, *words, **more):
+    """Return what a new Python prints that runs `code` to its end; nothing here is known to it."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_example(name, folder):
+    """Let a script of config/examples write its files; return what the config beside it says."""
+    script = ROOT / "config" / "examples" / f"{name}.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script), str(folder)])
+        runpy.run_path(str(script), run_name="__main__")
+    config = script.with_suffix(".yaml")
+    return yaml.safe_load(config.read_text("utf-8")) if config.exists() else None
+
+
+@contextlib.contextmanager
+def working_in(folder, **variables):
+    """Have this process, and those that it starts, work in a folder with these variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, str(value))
+        patch.chdir(folder)
+        yield patch
 
 
 class Desk:
@@ -183,6 +226,18 @@ class ForkedWorkload(WorkloadContract):
             return super()._run_measured(*words)
         Desk(Path.cwd(), dict(os.environ)).type("featuremill", *words, "--quiet")
         return 0
+
+
+class QuickWorkload(ForkedWorkload):
+    """The same, where the slow ones of what TestEsm2 shows in the fast suite are slow tests."""
+
+    @pytest.mark.slow
+    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory):
+        super().test_values_do_not_depend_on_the_shards(tmp_path_factory)
+
+    @pytest.mark.slow
+    def test_a_killed_shard_resumes(self, tmp_path_factory):
+        super().test_a_killed_shard_resumes(tmp_path_factory)
 
 
 class Workflow(Desk):
