@@ -5,6 +5,8 @@ They are forked (forks.py), unless a test has another setting of C libraries or 
 
 import contextlib
 import copy
+import csv
+import fcntl
 import json
 import os
 import random
@@ -191,17 +193,18 @@ class Verbs(Desk):
 
     def plan(self, records, workload="composition", options=None, cost=1000, more=(), **config):
         (self.folder / "in.fa").write_text(fasta(records))
-        config = {
-            "run": "test",
-            "inputs": ["in.fa"],
-            "workload": workload,
-            "options": options or {},
-            "shards": {"cost": cost},
-            "device": "cpu",
-            **config,
-        }
-        self("plan", self.run_folder.root, "--config", written(config), *more)
+        about = {"run": "test", "inputs": ["in.fa"], "workload": workload, "device": "cpu"}
+        about |= {"options": options or {}, "shards": {"cost": cost}, **config}
+        self("plan", self.run_folder.root, "--config", written(about), *more)
         return json.loads(self.run_folder.plan.read_text())
+
+    def finish(self, records, *outputs, max_failed=0, **config):
+        """Compute records and write outputs; return the plan."""
+        plan = self.plan(records, **config)
+        self.extract(plan)
+        words = ("--outputs", *outputs, "--max-failed", max_failed)
+        self("merge", self.run_folder.root, *words)
+        return plan
 
     def extract(self, plan, status=0, *more):
         said = ""
@@ -271,15 +274,14 @@ class Workflow(Desk):
         (self.folder / "in.fa").write_text(fasta(described))
 
     def configure(self, **options):
-        config = {
-            "run": "test",
-            "inputs": "in.fa",
-            "workload": "poison",
-            "options": {**self.options, **options},
-            "shards": {"cost": 50},
-            "device": "cpu",
-        }
+        config = {"run": "test", "inputs": "in.fa", "workload": "poison", "device": "cpu"}
+        config |= {"options": {**self.options, **options}, "shards": {"cost": 50}}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def ask(self, **config):
+        """Write keys of the config anew."""
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | config))
 
     def words(self, *arguments, snakefile=ROOT / "Snakefile"):
         """Return what is typed to compute the run."""
@@ -313,3 +315,35 @@ class Workflow(Desk):
 
     def counts(self):
         return json.loads((self.run_folder.root / "manifest.json").read_text())["counts"]
+
+
+def rows_of(path, **more):
+    """Return the rows of a table with tabs."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", **more))
+
+
+def write_samples(folder, of_sample, **others):
+    """Write a file a sample, and samples.tsv that names them; return what plan is asked then."""
+    rows = ["\t".join(["sample", "file", *others])]
+    for sample, records in of_sample.items():
+        (folder / f"{sample}.fa").write_text(fasta(records))
+        rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
+    (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
+    return {"samples": "samples.tsv", "inputs": [], "more": ("--threads", "1")}
+
+
+@contextlib.contextmanager
+def holding(lock):
+    """Hold a lock as its owner would."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def flip(path):
+    """Damage a byte in the middle of a file, which may be read-only."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)
