@@ -120,7 +120,7 @@ def spoil(right, how):
 
 
 def spoiled(operation, how):
-    """Return the module of an operation, its function of ways, and ways: the first does it badly."""
+    """Return the module of an operation, its function of ways, and ways; the first is a bad one."""
     group, _, part = operation.partition(".")
     if group == "attention":
         *_, good = attention.backends(HOST, torch.bfloat16, 4, 16)
