@@ -1,6 +1,7 @@
 """What all test files share: an environment that is nobody's, and the fixtures."""
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -164,6 +165,23 @@ def forked(monkeypatch):
     """Have what this process starts of featuremill and Snakemake be forked, too."""
     monkeypatch.setattr(subprocess, "Popen", forks.Forked)
     monkeypatch.setattr(this_process, "name_of_process", str)  # the server is the parent
+
+
+@pytest.fixture
+def no_handlers(monkeypatch):
+    """Let no test log to the screen of one before it."""
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+
+
+@pytest.fixture
+def few_draws(no_handlers, monkeypatch):
+    """Draw fewer groups for intervals of heads, which most of the time would go into."""
+    import torch
+
+    from featuremill.steps.heads import figures
+
+    monkeypatch.setattr(figures, "RESAMPLES", 100)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

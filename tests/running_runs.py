@@ -15,11 +15,12 @@ import platform
 import time
 
 import pyarrow as pa
+from plans import plan_json, receipt_json
 
 from featuremill.store import journal, lock_holder
 from featuremill.store.files import as_text, sealed
-from featuremill.store.plan import Counts, Lengths, Plan, PlannedShard, Settings
-from featuremill.store.receipt import Receipt, UsedDevice
+from featuremill.store.plan import Plan
+from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 HERE = platform.node()
@@ -41,33 +42,15 @@ class RunningRun:
         self.folder = Results(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
         records = RECORDS * num_shards
-        self.plan = Plan(
-            run="test",
-            workload="poison",
-            workload_version="1",
-            cost_unit="residues",
-            recipe=RECIPE,
-            settings=Settings(workload="poison", version="1", options={}, weights_sha256=None),
-            device="auto",
-            gpus=1,
-            weights=None,
-            inputs=[],
-            counts=Counts(input=records, refused=0, duplicate=0, planned=records, unique=records),
-            refusals={},
-            lengths=Lengths(total=10 * records, longest=10),
-            records_sha256="",
-            shards=[
-                PlannedShard(shard=name, records=RECORDS, wanted=RECORDS, cost=COST, bytes=8)
-                for name in self.names
-            ],
-        )
+        shard = {"records": RECORDS, "wanted": RECORDS, "cost": COST, "bytes": 8}
+        about = {"workload": "poison", "settings": {"workload": "poison"}, "device": "auto"}
+        about["counts"] = dict.fromkeys(["input", "planned", "unique"], records)
+        about |= {"lengths": {"total": 10 * records, "longest": 10}, "recipe": RECIPE}
+        told = plan_json([{"shard": name, **shard} for name in self.names], **about)
+        self.plan = Plan.model_validate_json(json.dumps(told))
         store = self.folder.store
-        for path in (
-            store / "shards",
-            store / "parts" / RECIPE,
-            store / "journals" / RECIPE,
-            self.folder.root / "receipts" / RECIPE,
-        ):
+        parts = [store / "parts" / RECIPE, store / "journals" / RECIPE]
+        for path in (store / "shards", *parts, self.folder.root / "receipts" / RECIPE):
             path.mkdir(parents=True)
         for name in self.names:
             self.folder.shard(name).write_bytes(b"records!")
@@ -80,26 +63,16 @@ class RunningRun:
         part = self.folder.part(RECIPE, name)
         part.write_bytes(_part(failed) if failed else b"")
         finished = datetime.datetime.fromtimestamp(self.now - ago, datetime.UTC)
-        receipt = Receipt(
-            shard=name,
-            recipe=RECIPE,
-            part="",
-            rows=RECORDS,
-            ok=RECORDS - len(failed),
-            failed=len(failed),
-            batches=10,
-            resumed_batches=0,
-            cost=COST,
-            seconds={"total": seconds, "wait": 0.0, "compute": seconds - 10},
-            devices=[UsedDevice(**device)],
-            host=host,
-            finished=finished.isoformat(timespec="milliseconds"),
-        )
+        about = {"shard": name, "recipe": RECIPE, "rows": RECORDS, "cost": COST, "batches": 10}
+        about |= {"ok": RECORDS - len(failed), "failed": len(failed), "resumed_batches": 0}
+        about["seconds"] = {"total": seconds, "wait": 0.0, "compute": seconds - 10}
+        about |= {"host": host, "finished": finished.isoformat(timespec="milliseconds")}
+        receipt = receipt_json(**about, devices=[device])
+        receipt = Receipt.model_validate_json(json.dumps(receipt))
         self.journal(number).with_suffix(".lock").touch()
+        text = as_text(sealed(receipt.as_json()))
         for path in (part.with_suffix(".json"), self.folder.receipt(RECIPE, name)):
-            path.write_text(
-                as_text(sealed(receipt.as_json()))
-            )  # thousands of syncs would take a minute
+            path.write_text(text)  # thousands of syncs would take a minute
 
     def journal(self, number):
         """Return the journal's data file of a shard."""
@@ -156,10 +129,9 @@ class RunningJob:
     def write(self, event, **facts):
         """Append a line."""
         if self._says:
+            told = json.dumps({"event": event, "time": self.clock, **facts})
             with self.path.open("ab", buffering=0) as file:
-                file.write(
-                    json.dumps({"event": event, "time": self.clock, **facts}).encode() + b"\n"
-                )
+                file.write(told.encode() + b"\n")
 
     def sample(self, cost_done, seconds=10.0, **more):
         """Let so many seconds pass, by which so much is done."""
@@ -169,19 +141,11 @@ class RunningJob:
         self.clock += seconds
         self.cost_done = cost_done
         values = {"utilisation": 91, "memory_mb": 20_480, "power_w": 70.4, "temperature_c": 64}
-        self.write(
-            "sample",
-            **{
-                "stage": "run",
-                "rows_done": cost_done * RECORDS // COST,
-                "rows_failed": 0,
-                "cost_done": cost_done,
-                "cost_left": COST - cost_done,
-                "devices": [{"uuid": self.device["uuid"], **values}],
-                "process": {"cpu_percent": 99.0, "memory_mb": 2048.0},
-                **more,
-            },
-        )
+        told = {"stage": "run", "rows_done": cost_done * RECORDS // COST, "rows_failed": 0}
+        told |= {"cost_done": cost_done, "cost_left": COST - cost_done}
+        told["devices"] = [{"uuid": self.device["uuid"], **values}]
+        told["process"] = {"cpu_percent": 99.0, "memory_mb": 2048.0}
+        self.write("sample", **told | more)
 
     def end(self, status="ok", message=None):
         """Leave the lock, as whoever ends in order does."""

@@ -1,20 +1,17 @@
 """head train --task regression: what scikit-learn's Ridge gives, judged by groups that it did not
 see, or one sentence."""
 
-import json
-import logging
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Desk, fasta
 from scipy.stats import spearmanr
-from test_heads import COLUMN, card_of, computed, head, proteins, refusal, write_labels
+from test_heads import COLUMN, bytes_of, card_of, computed, head, proteins, refusal, write_labels
 
 import featuremill
 from featuremill.steps.heads import figures
@@ -23,14 +20,8 @@ from featuremill.steps.heads.fitting import Ridge, Rows, fitted_folds, out_of_fo
 from featuremill.steps.heads.network import logits
 from featuremill.steps.heads.train import of_numbers
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 NUM = 90
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(figures, "RESAMPLES", 100)
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +124,9 @@ def test_a_regression_is_judged_by_families_that_it_did_not_see(run, tmp_path):
         assert np.corrcoef(found["value"][80:], new)[0, 1] > 0.8
     page = (tmp_path / "h" / "head.html").read_text()
     assert "Predicted and true numbers" in page and "guessing 0.000" in page
-    before = {path.name: path.read_bytes() for path in (tmp_path / "h").iterdir()}
+    before = bytes_of(tmp_path / "h")
     head("train", *words, "--group", "family", "--output", tmp_path / "h")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "h").iterdir()} == before
+    assert bytes_of(tmp_path / "h") == before
 
 
 @settings(max_examples=8, deadline=None)
@@ -208,8 +199,7 @@ def test_a_config_has_a_regression(run, tmp_path, environment):
 
     def typed(status=0, **more):
         heads = {"tm": {**trained, "vectors": "composition", **more}}
-        (tmp_path / "c.yaml").write_text(json.dumps({**config, "heads": heads}))
-        return desk.type("featuremill", "run", "c.yaml", "--cores", "1", status=status).text
+        return desk.compute({**config, "heads": heads}, status=status)
 
     assert "a classifier takes each for the name of a class" in typed(2)
     assert not (tmp_path / "results/my/manifest.json").exists()
