@@ -19,7 +19,7 @@ from featuremill.config.products import counted as counted_of
 from featuremill.flow import context, internals
 from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words
-from featuremill.status import sources, view
+from featuremill.status import outdated, view
 from featuremill.status.project import ProjectReader
 from featuremill.step import Product, stated
 from featuremill.steps import autoencoders
@@ -162,7 +162,7 @@ def test_an_edit_counts_where_snakemake_has_no_record_of_what_it_ran(desk):
 def test_a_large_input_that_an_older_one_took_the_place_of_is_read_once(desk, monkeypatch):
     monkeypatch.setattr(digests, "LARGE", 10)
     monkeypatch.setattr(digests, "YOUNG_SECONDS", 0)
-    monkeypatch.setattr(sources, "LARGE", 10)
+    monkeypatch.setattr(outdated, "LARGE", 10)
     read, sha256_of = [], digests.sha256_of
     monkeypatch.setattr(digests, "sha256_of", lambda path: read.append(path) or sha256_of(path))
     text = Path("in.fa").read_text()

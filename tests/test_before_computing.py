@@ -12,8 +12,9 @@ from programs import Desk, fasta, random_records
 from test_contigs import begun, contigs
 
 from featuremill.config import project
-from featuremill.flow import refusals, reruns
+from featuremill.flow import refusals
 from featuremill.flow.screen import RefusedError
+from featuremill.status import outdated
 from featuremill.store import shared
 
 RECORDS = random_records(24)
@@ -254,10 +255,10 @@ def test_nothing_is_read_where_no_step_checks_or_all_is_computed(desk, monkeypat
     assert project.checks_records(found)
     asked = []
     monkeypatch.setattr(refusals, "problems_of_records", lambda named: asked.append(named) or [])
-    monkeypatch.setattr(reruns, "is_computed", lambda _: True)
+    monkeypatch.setattr(outdated, "is_computed", lambda _: True)
     refusals.refuse_records(found)
     assert not asked
-    monkeypatch.setattr(reruns, "is_computed", lambda _: False)
+    monkeypatch.setattr(outdated, "is_computed", lambda _: False)
     refusals.refuse_records(found)
     assert asked
 

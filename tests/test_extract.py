@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from importlib import metadata
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from featuremill.base.reasons import kind_of
 from featuremill.extract import supervisor
 from featuremill.extract.command import Extraction
 from featuremill.merge.command import merge
+from featuremill.store.files import sha256_of
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 
@@ -160,7 +162,9 @@ def test_other_weights_than_the_planned_ones_are_refused(verbs):
     options = {"model": "mill_t6_8M"}
     plan = verbs.plan(GOOD, "esm2", options, 1000, ["--weights", "weights/mill_t6_8M.json"])
     path = verbs.folder / "weights" / "mill_t6_8M.json"
-    write_sealed(path, {**read_sealed(path), "sha256": "0" * 64})
+    about, other = read_sealed(path), verbs.folder / "other.safetensors"
+    other.write_bytes(Path(about["path"]).read_bytes()[:-1] + b"1")
+    write_sealed(path, {**about, "path": str(other), "sha256": sha256_of(other)})
     said = verbs.extract(plan, 2)
     assert "weights/mill_t6_8M.json: these are other weights than those the run was planned" in said
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import anndata
 import duckdb
@@ -26,6 +27,7 @@ from safetensors import safe_open
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.flow import preflight
 from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export, export_of
@@ -432,6 +434,33 @@ def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys)
     gone = {"embeddings.npy", "embeddings.npy.json", "exports.json"}
     assert not left & gone
     assert "embeddings.h5ad" in left, "somebody changed it"
+
+
+def test_exports_of_earlier_results_that_were_put_back_are_none(run, tmp_path, monkeypatch):
+    """`load` read them with their exports.json, and Snakemake took them for current."""
+    merge(run, ["tsv"], 0)
+    export(run, ["parquet", "npy"])
+    names = ("embeddings.parquet", "embeddings.npy", "embeddings.npy.json", "exports.json")
+    for name in names:
+        shutil.copy2(run.root / name, tmp_path)
+    merge(run, ["tsv", "h5ad"], 0)
+    for name in names:
+        shutil.copy2(tmp_path / name, run.root)
+    mine = run.root / "embeddings.safetensors"
+    mine.write_text("mine")
+    assert run.find_exports() == {} and set(run.written()) == {"embeddings.tsv", "embeddings.h5ad"}
+    with pytest.raises(UserError, match=r"embeddings.parquet: no such result"):
+        featuremill.load(run.root)
+    of_run = SimpleNamespace(folder=str(run.root))
+    preflight.remove_other_exports(of_run)
+    assert not [name for name in names[:2] if (run.root / name).exists()] and mine.exists()
+    monkeypatch.setattr("sys.argv", ["snakemake", str(mine)])
+    preflight.remove_other_exports(of_run)
+    assert not mine.exists()
+    assert mine.with_name("embeddings.yours-1.safetensors").read_text() == "mine"
+    export(run, ["npy", "safetensors"])
+    preflight.remove_other_exports(of_run)
+    assert mine.exists() and {*run.find_exports()} == {mine.name, "embeddings.npy"}
 
 
 def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):

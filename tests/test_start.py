@@ -1,6 +1,8 @@
 """What is said and put right before a run begins: missing packages, weights that are lost."""
 
 import json
+import os
+import shutil
 import subprocess
 import sysconfig
 import venv
@@ -16,7 +18,7 @@ from programs import Desk
 from featuremill import config, step
 from featuremill.__main__ import main
 from featuremill.config import project
-from featuremill.flow import refusals, reruns
+from featuremill.flow import preflight, refusals, reruns
 from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
 from featuremill.workloads.esm2 import sources
@@ -222,6 +224,45 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     assert is_kept(), "they are there"
     file.write_bytes(content[:-1])
     assert not is_kept(), "they are not whole"
+    json_path.write_bytes(said_of_it)
+    file.write_bytes(bytes([*content[:-1], 1]))
+    assert not is_kept(), "they were changed"
+
+
+def test_an_older_checkpoint_and_older_weights_are_converted_and_planned_again(folder, monkeypatch):
+    """Snakemake sees a file of another content only where its time is newer."""
+    monkeypatch.chdir(folder.folder)
+    monkeypatch.setenv("FEATUREMILL_CACHE", "cache")
+    path, plan, model = Path("weights/my.json"), folder.results.plan, Path("my.safetensors")
+    shutil.copyfile(sources.BUNDLED / "mill_t6_8M.safetensors", model)
+    Path("my.yaml").write_text(json.dumps(folder.config | {"options": {"model": str(model)}}))
+    run = config.read(Path("my.yaml"))
+    workflow = SimpleNamespace(deployment_settings=SimpleNamespace(deployment_method=()))
+    plan.parent.mkdir(parents=True, exist_ok=True)
+    plan.touch()
+
+    def is_kept():
+        assert main(["weights", str(model), "--output", str(path)]) == 0
+        return look()
+
+    def look():
+        os.utime(plan)
+        preflight.convert_another_checkpoint(workflow, run)
+        assert path.exists() != reruns.awaits_rerun(plan)
+        return path.exists()
+
+    assert is_kept()
+    before = path.read_bytes()
+    with model.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\1")
+    os.utime(model, (1, 1))
+    assert not look() and is_kept()
+    path.write_bytes(before)
+    assert not look()
+    path.write_bytes(before)
+    words = ["--weights", str(path), "--config", "my.yaml"]
+    assert main(["plan", str(folder.results.root), *words]) == 2
 
 
 WITHOUT_FEATUREMILL = """

@@ -1,6 +1,7 @@
 """status: what is said of a run is so, at any time, and what is to be typed fixes it."""
 
 import argparse
+import contextlib
 import fcntl
 import itertools
 import json
@@ -18,20 +19,20 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from broken_stores import DAMAGES, damage_of, flipped, input_of, vectors_of
-from conftest import ROOT
+from conftest import NOT_IMPORTED, ROOT
 from documents import section
 from plans import read_sealed, receipt_json, write_sealed
 from programs import Desk, Verbs, wait_for, written
 
 from featuremill.base.errors import UserError
-from featuremill.config import runs
-from featuremill.flow.reruns import rerun_damaged, rerun_older_results
+from featuremill.config import runs, validate
+from featuremill.flow.reruns import rerun_outdated
 from featuremill.merge.clean import after_run, check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view
 from featuremill.status.command import run as run_status
 from featuremill.status.project import ProjectReader
-from featuremill.status.reader import RunReader, problems_of_files
+from featuremill.status.reader import RunReader
 from featuremill.store import formats, journal, journal_log, lock_holder, ours, run_lock
 from featuremill.store.delivery import Accounts
 from featuremill.store.files import sealed, sha256_of
@@ -52,6 +53,20 @@ def status(verbs, *more, folder="results/test"):
 def found(folder, verifies=False):
     """Return the same as the JSON, without a process."""
     return RunReader(folder).inspect(verifies).as_json()
+
+
+def config_of(cost):
+    """Return the config of the run of these tests, by the cost of its shards."""
+    keys = {"workload": "composition", "shards": {"cost": cost}, "outputs": ["parquet", "npy"]}
+    return validate({"run": "test", "inputs": ["in.fa"], "device": "cpu", **keys})
+
+
+def start(run, cost=1000):
+    """Do what the start of a run does with the files that are out of date."""
+    settings = SimpleNamespace(dryrun=False)
+    workflow = SimpleNamespace(modifier=NOT_IMPORTED, output_settings=settings)
+    with contextlib.chdir(run.root.parents[1]):
+        rerun_outdated(workflow, config_of(cost), needs_plan=True)
 
 
 def page_of(folder):
@@ -280,7 +295,7 @@ def test_what_is_not_whole_any_more_is_not_done(run, damage):
     num_receipts = len(list(run.root.glob("receipts/*/*.json")))
     is_newer = input_of(run).stat().st_mtime > run.plan.stat().st_mtime
     is_planned_again = VERBS_AGAIN[damage.seen] == "plan" and not is_newer
-    rerun_damaged(str(run.root))
+    start(run)
     assert (run.root / "manifest.json").exists() == is_newer
     assert run.plan.exists() != is_planned_again
     left = len(list(run.root.glob("receipts/*/*.json")))
@@ -293,11 +308,11 @@ def test_a_start_changes_nothing_of_a_run_that_is_whole_or_cannot_be_read(run, t
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
 
     before = state()
-    rerun_damaged(str(run.root))
+    start(run)
     assert state() == before
     run.plan.write_text('{"run": ')
     before = state()
-    rerun_damaged(str(run.root))
+    start(run)
     assert state() == before
 
 
@@ -306,7 +321,7 @@ def test_an_input_that_was_replaced_by_an_older_one_is_planned_again(run):
     damage_of("input appended to").harm(run)
     os.utime(input_of(run), (1e9, 1e9))
     check_that_it_is_said(found(run.root), "input_changed", COMMAND)
-    rerun_damaged(str(run.root))
+    start(run)
     assert not run.plan.exists()
 
 
@@ -344,7 +359,8 @@ def test_records_of_another_plan_are_not_those_of_the_plan(run):
     records = run.records.read_bytes()
     run.records.write_bytes(records[:20] + bytes([records[20] ^ 1]) + records[21:])
     assert codes(found(run.root)) == {"records_missing"}
-    assert [problem.fix.again for problem in problems_of_files(run.root)] == ["plan"]
+    problems = RunReader(run.root, config=config_of(1000)).needing_rerun()
+    assert [problem.fix.again for problem in problems] == ["plan"]
     run.records.write_bytes(records)
     assert found(run.root)["exit_status"] == 0
 
@@ -389,8 +405,7 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
     check = found(run.root)
     assert codes(check) == {"results_older"} and check["next"] == [COMMAND]
     os.utime(run.plan, (1e9, 1e9))  # as a copy may have it
-    rerun_damaged(str(run.root))
-    rerun_older_results(SimpleNamespace(folder=str(run.root)))
+    start(run, cost=700)
     older = run.root / "manifest.json"
     assert run.plan.stat().st_mtime_ns > older.stat().st_mtime_ns, "so that merge runs"
 

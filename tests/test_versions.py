@@ -15,7 +15,8 @@ from programs import NO_REPORT, Verbs, Workflow, fasta, random_records, written
 
 from featuremill.config import validate
 from featuremill.flow import reruns
-from featuremill.flow.reruns import is_computed
+from featuremill.status.outdated import is_computed
+from featuremill.status.reader import RunReader
 from featuremill.store import journal_log
 from featuremill.store.files import read_json
 from featuremill.store.results import Results
@@ -85,13 +86,15 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     plan = Results(Path("results/my")).plan
     write_sealed(plan, plan_json(settings={"version": "0"}))
     names = {"modify_rulename": lambda name: f"my_{name}"}
-    workflow = SimpleNamespace(modifier=SimpleNamespace(is_main_snakefile=lambda: False, **names))
+    modifier = SimpleNamespace(is_main_snakefile=lambda: False, **names)
+    settings = SimpleNamespace(dryrun=False)
+    workflow = SimpleNamespace(modifier=modifier, output_settings=settings)
     said = []
     monkeypatch.setattr(reruns.log, "warning", said.append)
-    reruns.replan_for_other_versions(workflow, run)
+    reruns.rerun_outdated(workflow, run, needs_plan=False)
     assert plan.exists() and "--forcerun my_plan plans it anew" in said[0]
     workflow.modifier.is_main_snakefile = lambda: True
-    reruns.replan_for_other_versions(workflow, run)
+    reruns.rerun_outdated(workflow, run, needs_plan=False)
     assert not plan.exists() and "it is planned and computed anew" in said[1]
 
 
@@ -120,11 +123,12 @@ def test_a_run_that_starts_with_more_slots_is_planned_anew(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "plan", [{}, {"workload": "composition", "settings": None}, {"workload": "gone"}]
 )
-def test_of_what_is_no_plan_nothing_is_said(tmp_path, plan):
-    write_sealed(Results(tmp_path).plan, plan)
-    run = SimpleNamespace(workload="composition", folder=str(tmp_path))
-    assert reruns.other_versions(run) == ""
-    assert not is_computed(str(tmp_path))
+def test_of_what_is_no_plan_nothing_is_said(tmp_path, monkeypatch, plan):
+    monkeypatch.chdir(tmp_path)
+    run = validate({"inputs": "in.fa", "workload": "composition", "run": "my"})
+    write_sealed(Results(Path(run.folder)).plan, plan)
+    assert RunReader(Path(run.folder), config=run).needing_rerun() == []
+    assert not is_computed(run.folder)
 
 
 class Steps(Verbs):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -132,6 +133,34 @@ def test_the_same_values_are_the_same_weights(cache, tmp_path, tiny):
     changed.layers[1].fc1.bias += 1e-3
     different = weights.convert(str(save_fair_esm(changed, tmp_path / "one.pt")), cache)
     assert different.sha256 != first.sha256 and different.name != first.name
+
+
+def test_other_checkpoints_and_changed_weights_are_known_by_their_bytes(cache, tmp_path, tiny):
+    """Whatever their times are: a person puts older copies back."""
+    model = save_fair_esm(tiny, tmp_path / "my.pt")
+    changed = fair_esm(*TINY)
+    changed.layers[1].fc1.bias += 1e-3
+    path, other = tmp_path / "weights.json", tmp_path / "other"
+    weights.convert(str(model), cache).write(path)
+    assert not weights.are_of_another(path, str(model)) and not weights.lost(path)
+    first, about, times = model.read_bytes(), path.read_bytes(), model.stat().st_mtime - 9
+    model.write_bytes(save_fair_esm(changed, other).read_bytes())
+    os.utime(model, (times, times))
+    assert weights.are_of_another(path, str(model)) and not weights.lost(path)
+    weights.convert(str(model), cache).write(path)
+    assert not weights.are_of_another(path, str(model))
+    path.write_bytes(about)
+    assert weights.are_of_another(path, str(model))
+    assert weights.are_of_another(path, "esm2_t6_8M_UR50D"), "a name"
+    model.write_bytes(first)
+    assert not weights.are_of_another(path, str(model))
+    model.unlink()
+    assert not weights.are_of_another(path, str(model)), "nobody knows"
+    converted = weights.read(path).path
+    converted.write_bytes(bytes([*converted.read_bytes()[:-1], 1]))
+    assert weights.lost(path)
+    with pytest.raises(UserError, match=r"weights.json: its weights .* were changed since; delete"):
+        weights.read(path)
 
 
 @pytest.mark.parametrize("prefix", ["", "esm."])

@@ -1,12 +1,12 @@
 """The products of a run (plan, results, report), the keys of the config that each depends on, and
-the changes of these keys. Changes of input files are in `status.sources`."""
+the changes of these keys. `status.outdated` compares them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from featuremill.base.words import Change
 from featuremill.config import Run
@@ -67,23 +67,6 @@ def reported(config: Run, root: Path) -> Product:
     labels = config.labels
     values = {f"labels.{key}": value for key, value in labels}
     return _product(root, "reported", "report.html", values, [labels.file] * bool(labels.file))
-
-
-class Outdated(NamedTuple):
-    """The keys of the config that differ from those of the plan and of the results."""
-
-    plan: Sequence[Change]
-    results: Sequence[Change]
-
-
-def outdated(config: Run, root: Path, plan: Plan, folder: Path = Path()) -> Outdated:
-    """Return how the `config`, whose paths are relative to `folder`, differs from that of the
-    `plan` and of the results in `root`."""
-    of_plan = planned(config, root).differences().changes
-    return Outdated(
-        [*changes_since(plan, config, folder), *of_plan],
-        merged(config, root).differences().changes,
-    )
 
 
 def changes_of_report(config: Run, root: Path, folder: Path) -> Sequence[Change]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from featuremill.config import Run
 from featuremill.flow import elsewhere, internals, refusals, reruns
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import source
-from featuremill.store import command_line, ours, run_lock
+from featuremill.status.delivered import digest_by_looks
+from featuremill.store import command_line, formats, ours, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.results import Results, RunFile, folder_here
 from featuremill.workload import weights
@@ -29,7 +31,7 @@ def prepare(workflow: Any, run: Run) -> None:
     is_imported = internals.is_imported(workflow)
     is_whole = not (is_imported or refusals.asks_for_less(run.folder))
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
-        reruns.warn_of_reruns(workflow, run, needs_plan=is_whole)
+        reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if not internals.is_main(workflow) or not internals.executes(workflow) or is_done:
         return
@@ -50,13 +52,44 @@ def prepare(workflow: Any, run: Run) -> None:
             write_run(run)
         if internals.only_touches():
             return
-        reruns.replan_for_other_versions(workflow, run)
         reruns.rerun_without_inputs(run)
+        convert_another_checkpoint(workflow, run)
         reruns.convert_lost_weights(workflow, run)
-        reruns.rerun_damaged(run.folder, needs_plan=is_whole)
-        reruns.rerun_for_config(workflow, run)
-        reruns.rerun_older_results(run)
+        reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
+        remove_other_exports(run)
     check_times(run)
+
+
+def convert_another_checkpoint(workflow: Any, run: Run) -> None:
+    """Rerun the conversion of weights, and plan, if the checkpoint is another one now, or the file
+    weights/<name>.json is of another one, whatever their times are.
+
+    Not where jobs have environments of their own, and may see other folders.
+    """
+    path, model = Path(run.weights_json), run.model
+    if not model or internals.has_environments(workflow):
+        return
+    if weights.are_of_another(path, model, run.workload):
+        internals.log.warning(f"{path}: it is of other weights than {model}. {reruns.AGAIN[False]}")
+        path.unlink()
+        reruns.make_older([Results(Path(run.folder)).plan])
+
+
+def remove_other_exports(run: Run) -> None:
+    """Remove what `export` wrote of other results, such as a copy that was put back, and a target
+    that was changed: Snakemake takes both for current."""
+    folder = Results(Path(run.folder))
+    delivery, exports = folder.find_delivery(), folder.find_exports()
+    if not delivery:
+        return
+    for name in {*formats.files().values()} - {*delivery.outputs}:
+        path = folder.root / name
+        if not path.exists():
+            continue
+        is_current = name in exports and digest_by_looks(folder, path) == exports[name].sha256
+        if not is_current and (ours.is_ours(path) or str(path) in sys.argv):
+            internals.log.warning(f"{path}: it is no export of these results.")
+            ours.vacate(path)
 
 
 def claim_run(results: str, **about: Any) -> None:

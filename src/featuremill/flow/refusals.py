@@ -21,13 +21,12 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import in_words, listed
 from featuremill.config import Origin, Run, find_run, products
 from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
-from featuremill.flow import internals, reruns
+from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
-from featuremill.status.sources import changed_sources
+from featuremill.status import outdated
 from featuremill.step.finding import step_of
 from featuremill.store import command_line, run_lock
-from featuremill.store.plan import Plan
 from featuremill.store.results import Results, runs_below
 from featuremill.workload import option_files, optional, plugin_errors, weights
 
@@ -85,7 +84,7 @@ def refuse_without_packages(workflow: Any, run: Run) -> None:
         is_elsewhere = internals.runs_elsewhere(workflow) is not False or asks_for_less(run.folder)
         is_converted = not run.weights_json or Path(run.weights_json).exists()
         has_others = internals.has_environments(workflow)
-        if has_others or (is_elsewhere and is_converted) or reruns.is_computed(run.folder):
+        if has_others or (is_elsewhere and is_converted) or outdated.is_computed(run.folder):
             return
         raise RefusedError(
             f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
@@ -121,7 +120,7 @@ def refuse_without_gpu(workflow: Any, run: Run) -> None:
         run.device != "cuda"
         or is_elsewhere
         or asks_for_less(run.folder)
-        or reruns.is_computed(run.folder)
+        or outdated.is_computed(run.folder)
     ):
         return
     with refusing(hint=" To plan here and compute elsewhere: snakemake plan …"):
@@ -260,12 +259,11 @@ def refuse_unseen_edits(workflow: Any, run: Run, module: str) -> None:
     plan = folder.find_plan()
     if is_forced or internals.sees_edits(workflow) or not plan:
         return
-    outdated = products.outdated(run, folder.root, plan)
-    if changes := outdated.plan or outdated.results:
+    if problem := outdated.problem_of_config(run, plan, folder, is_merged=True):
         raise RefusedError(
             f"config of module {module}: {run.folder} was made of another config "
-            f"({in_words(changes)}), which --rerun-triggers keeps Snakemake from seeing; add "
-            "params and input to it."
+            f"({in_words(problem.changes)}), which --rerun-triggers keeps Snakemake from seeing; "
+            "add params and input to it."
         )
 
 
@@ -307,7 +305,7 @@ def refuse_missing(
                 samples.read(Path(run.samples)).refuse_missing(planned | by_rules)
             gone += [("samples", path) for path in files if not Path(path).exists()]
     lost = [(key, path) for key, path in gone if not is_made(path)]
-    if plan and lost and (why := changes_since_plan(folder, plan, run)):
+    if plan and lost and (why := outdated.since_plan(run, plan, folder)):
         key, path = lost[0]
         where = f"{run.origin.at(*key.split('.'))}: {key}"
         raise RefusedError(_gone(where, path, run.folder, why))
@@ -318,14 +316,6 @@ def _gone(where: str, path: str, product: str, why: str) -> str:
         f"{where}: {path} is gone, and {product} has to be made anew of it ({why}); put it back, "
         "or undo that change."
     )
-
-
-def changes_since_plan(folder: Results, plan: Plan, run: Run) -> str:
-    """Return in words what has changed since the plan: keys, versions or files; "" if nothing."""
-    changes = products.changes_since(plan, run)
-    if not changes and (others := reruns.other_versions(run)):
-        return others
-    return in_words(changes) or next(iter(changed_sources(folder, plan)), "").rstrip(".")
 
 
 def refuse_missing_here(run: Run) -> None:
@@ -412,7 +402,7 @@ def refuse_missing_of_steps(
 
 def refuse_records(project: ProjectConfig) -> None:
     """Refuse what steps would refuse of the planned records in a job, after all is computed."""
-    if all(reruns.is_computed(str(folder)) for folder in project.folders):
+    if all(outdated.is_computed(str(folder)) for folder in project.folders):
         return
     with refusing():
         problems = list(problems_of_records(project))

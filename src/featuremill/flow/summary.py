@@ -15,9 +15,9 @@ from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config import Config
 from featuremill.flow.refusals import asks_for_less
-from featuremill.flow.reruns import is_computed, is_merged
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
+from featuremill.status.outdated import is_computed, is_merged
 from featuremill.store import command_line, formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.results import Results

@@ -32,6 +32,7 @@ from featuremill.merge.provenance import provenance_of
 from featuremill.merge.source import Source
 from featuremill.store import command_line, ours
 from featuremill.store.delivery import Delivery, Written
+from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, FAILED, format_of, names, sidecar_of
 from featuremill.store.plan import Plan
 from featuremill.store.records import samples_of, with_keys
@@ -200,8 +201,10 @@ def export(
         provenance = provenance_of(plan, results.receipts)
         files = source.write(paths, provenance, results.counts.ok)
     if output is None:
-        exports = {**folder.find_exports(), **files}
-        ours.write_json(folder.exports, {name: exports[name].as_json() for name in exports})
+        of = sha256_of(folder.delivery)
+        new = {name: {**file.as_json(), "results": of} for name, file in files.items()}
+        known = {name: export.as_json() for name, export in folder.find_exports().items()}
+        ours.write_json(folder.exports, known | new)
     log.info("wrote %s", ", ".join(map(str, paths.values())))
     return files
 

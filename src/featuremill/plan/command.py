@@ -68,14 +68,19 @@ def run(arguments: argparse.Namespace) -> None:
         config = read(arguments.config, has_weights=bool(arguments.weights))
     else:
         config = read_run(folder)
-    if config.model and not arguments.weights:
-        path = weights_verb.json_of(config.model, config.workload)
-        command = weights_verb.command_for(config.model, config.workload, path)
-        raise UserError(
-            f"plan: {config.model} needs its weights: {command}, then featuremill plan … --weights "
-            f"{path}."
-        )
     weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
+    if model := config.model:
+        path = arguments.weights or Path(weights_verb.json_of(model, config.workload))
+        command = weights_verb.command_for(model, config.workload, str(path))
+        if not weights:
+            raise UserError(
+                f"plan: {model} needs its weights: {command}, then featuremill plan … --weights "
+                f"{path}."
+            )
+        if weights_verb.are_of_another(path, model, config.workload):
+            raise UserError(
+                f"{path}: it is of other weights than {model}; {command} writes it anew."
+            )
     with run_log.line(folder.root, "plan") as line:
         threads = arguments.threads
         planned = plan(folder, config, weights, arguments.weights, arguments.replan, threads)

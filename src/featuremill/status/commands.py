@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from featuremill.base.words import Change
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -16,6 +17,7 @@ STACKS = "Fatal Python error|Timeout|Traceback"
 ORDER = ("plan", "extract", "merge")
 FILE_OF = {"plan": "plan.json", "merge": "manifest.json"}
 """The file that a command writes; extract writes a receipt for each shard."""
+Again = Literal["", "plan", "extract", "merge"]
 SeenBy = Literal["snakemake", "start", "nobody"]
 MOST_NAMED = 10
 """Largest number of printed commands that differ only in the shard's name."""
@@ -24,7 +26,7 @@ MOST_NAMED = 10
 class Fix(NamedTuple):
     """How to fix a problem; `Commands` turns it into commands."""
 
-    again: Literal["", "plan", "extract", "merge"] = ""
+    again: Again = ""
     """The command to rerun although its results exist."""
     shards: tuple[str, ...] = ()
     """Shards to extract again."""
@@ -50,6 +52,8 @@ class Problem(NamedTuple):
     """Whether the run is not done because of this problem; else it is only a note."""
     commands: tuple[str, ...] = ()
     """The commands to type, in order."""
+    changes: tuple[Change, ...] = ()
+    """The keys of the config that have changed, if the problem is their change."""
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -12,8 +12,8 @@ from featuremill.base.errors import UserError
 from featuremill.config import Run
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
+from featuremill.status.outdated import error_in_log
 from featuremill.status.reader import RunReader
-from featuremill.status.sources import error_in_log
 from featuremill.status.state import (
     DONE,
     DONE_WITH_FAILURES,

@@ -17,17 +17,12 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted, in_words
 from featuremill.config import Run, find_run, products
+from featuremill.status import outdated
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of, time_left
+from featuremill.status.outdated import error_in_log, is_newer, problems_before_plan, shown
 from featuremill.status.shards import Mark, Shards, mark_of
-from featuremill.status.sources import (
-    check_sources,
-    error_in_log,
-    is_newer,
-    problems_before_plan,
-    shown,
-)
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
 from featuremill.store import command_line, lock_holder, run_lock
 from featuremill.store.delivery import Delivery
@@ -61,21 +56,6 @@ def refusing_what_cannot_be_read(run_folder: Path) -> Iterator[None]:
             f"{error.filename or run_folder}: {error.strerror or error}; while this cannot be "
             "read, the state of the run is unknown."
         ) from None
-
-
-def problems_of_files(root: Path) -> list[Problem]:
-    """Return the problems of the planned run in `root` that need a rerun. No values are read; only
-    files that look different are hashed.
-
-    Raises:
-        UserError: if the run's files cannot be read.
-    """
-    state = RunState(folder=root)
-    with refusing_what_cannot_be_read(root):
-        reader = RunReader(root)
-        reader.take_plan()
-        reader.read_planned(state, reads_reasons=False)
-    return [problem for problem in state.problems if problem.is_in_the_way and problem.fix.again]
 
 
 def is_run(root: Path) -> bool:
@@ -143,6 +123,25 @@ class RunReader:
             _set_commands(state, self._results, commands)
         return state
 
+    def needing_rerun(self) -> list[Problem]:
+        """Return what has to run again for the run to be what the config asks for.
+
+        No values are read; only files that look different are hashed. Files that cannot be read
+        are left to the commands, which report them.
+        """
+        assert self._config
+        state, results = RunState(folder=self._run_folder), self._results
+        with contextlib.suppress(UserError), refusing_what_cannot_be_read(self._run_folder):
+            self.take_plan()
+            if self._plan:
+                self.read_planned(state, reads_reasons=False)
+        problems = [problem for problem in state.problems if problem.fix.again]
+        if self._plan:
+            is_merged = results.delivery.exists()
+            of_config = outdated.problem_of_config(self._config, self._plan, results, is_merged)
+            problems += [of_config] if of_config else []
+        return problems
+
     def _changes(self, state: RunState, plan: Plan) -> list[Problem]:
         """Return the problem that the files are not those of the config, or of the last start of
         the run, and why making its weights failed."""
@@ -158,26 +157,26 @@ class RunReader:
                 config = last
         if not config:
             return []
-        changes = products.outdated(config, root, plan, working)
         is_typed = config is not last  # else the labels of a report may have been typed
         of_report = products.changes_of_report(config, root, working) if is_typed else ()
         if of_report:
             state.delivery = state.delivery._replace(reported="older")
-        if changes.plan:
-            fix = Fix("plan", seen_by="snakemake")
-            of_another = owner and owner.config and (working / owner.config).resolve()
-            if self._config and of_another and of_another != self._typed.resolve():
-                other = shown(of_another)
-                fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
-            keys, failed = changes.plan, problems_before_plan(self._results, config.weights_json)
-        elif changes.results and state.delivery.is_merged:
-            keys, fix, failed = changes.results, Fix("merge", seen_by="snakemake"), []
-        elif of_report:
-            folder, keys, fix, failed = folder / "report.html", of_report, Fix(), []
-        else:
+        problem = outdated.problem_of_config(
+            config, plan, self._results, state.delivery.is_merged, of_report, working
+        )
+        if problem is None:
             return []
-        what = f"{folder} is not of what {who} asks for ({in_words(keys)})."
-        return [Problem("config_changed", what, fix), *failed]
+        shown_file = folder if problem.fix.again else folder / "report.html"
+        what = f"{shown_file} is not of what {who} asks for ({in_words(problem.changes)})."
+        problem = problem._replace(what=what)
+        if problem.fix.again != "plan":
+            return [problem]
+        of_another = owner and owner.config and (working / owner.config).resolve()
+        if self._config and of_another and of_another != self._typed.resolve():
+            other = shown(of_another)
+            fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
+            problem = problem._replace(fix=fix)
+        return [problem, *problems_before_plan(self._results, config.weights_json)]
 
     def _activity(self) -> Activity:
         """Return which processes work on the run as a whole: its Snakemake, a plan or a merge."""
@@ -319,11 +318,11 @@ def _set_problems(
     delivered = state.delivery
     pending = [shard for shard in state.shards if not shard.has_ended]
     state.problems = [
-        *check_sources(
+        *outdated.problems_of_files(
             results,
             plan,
             state.shards,
-            is_merged=delivered.is_merged,
+            delivered,
             are_records_readable=are_records_readable,
             verifies=state.verified,
         )
@@ -335,10 +334,6 @@ def _set_problems(
     if delivered.is_merged and delivered.reported != "yes":
         log = results.logs / "report.log"
         state.problems += error_in_log("report_failed", "the last report", log, is_in_the_way=False)
-    for problem in delivered.problems:
-        # While shards are pending, older results are expected.
-        counts = problem.code != "results_older" or not pending
-        state.problems.append(problem._replace(is_in_the_way=problem.is_in_the_way and counts))
     if state.num_failed and not delivered.is_merged:
         what = (
             f"{counted(state.num_failed, 'record')} failed: the results of the others come only "

@@ -37,6 +37,13 @@ class Written(Record):
         return bytes_of(path) == self.bytes and digest_of_result(path) == self.sha256
 
 
+class Exported(Written):
+    """The same of a file that `export` wrote, an entry of exports.json."""
+
+    results: str
+    """The sha256 of manifest.json of the results."""
+
+
 class Accounts(Record):
     """How many input records have which state: `input` is the sum of the others."""
 
@@ -133,11 +140,10 @@ class Delivery(JsonFile):
         )
 
 
-def written_of(value: dict[str, Any]) -> dict[str, Written]:
-    """Return the results in a JSON object by file name, such as exports.json, without entries that
-    are not valid."""
-    results = {}
+def exported_of(value: Mapping[str, Any], results: str) -> dict[str, Exported]:
+    """Return the entries of exports.json that are of the `results`, by file name."""
+    exports = {}
     for name, about in value.items():
         with contextlib.suppress(ValidationError):
-            results[name] = Written.model_validate(about)
-    return results
+            exports[name] = Exported.model_validate(about)
+    return {name: export for name, export in exports.items() if export.results == results}

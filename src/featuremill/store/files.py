@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -67,13 +67,15 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def digest_at(path: Path, *others: Path) -> str:
-    """Return the sha256 of the file, or of the folder's files, at `path`; one of all if several."""
+def digest_at(path: Path, *others: Path, digest: Callable[[Path], str] = sha256_of) -> str:
+    """Return the sha256 of the file, or of the folder's files, at `path`; one of all if several.
+    `digest` returns that of a file."""
     if others:
-        return digest_of_folder({str(n): digest_at(each) for n, each in enumerate((path, *others))})
+        several = enumerate((path, *others))
+        return digest_of_folder({str(n): digest_at(each, digest=digest) for n, each in several})
     if not path.is_dir():
-        return sha256_of(path)
-    return digest_of_folder({name: sha256_of(path / name) for name in files_below(path)})
+        return digest(path)
+    return digest_of_folder({name: digest(path / name) for name in files_below(path)})
 
 
 def bytes_at(path: Path) -> int:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import command_line, run_lock
-from featuremill.store.delivery import Delivery, Written, written_of
+from featuremill.store.delivery import Delivery, Exported, Written, exported_of
 from featuremill.store.files import JsonFile, read_json, sha256_of
 from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL, RUN
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
@@ -220,9 +220,11 @@ class Results(NamedTuple):
         missing or damaged."""
         return Delivery.find((self.partial if is_partial else self).delivery)
 
-    def find_exports(self) -> dict[str, Written]:
-        """Return the content of exports.json, by file; nothing where it is missing or damaged."""
-        return written_of(read_json(self.exports) or {})
+    def find_exports(self) -> dict[str, Exported]:
+        """Return the content of exports.json, by file; nothing where it is missing or damaged, or
+        of other results, such as a copy that was put back."""
+        of = sha256_of(self.delivery) if self.delivery.exists() else ""
+        return exported_of(read_json(self.exports) or {}, of)
 
     def written(self) -> dict[str, Written]:
         """Return size and digest of each result, exported ones too; nothing without

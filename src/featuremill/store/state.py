@@ -39,20 +39,19 @@ def known_sha256_of(path: Path, folder: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    status = path.stat()
+    status, now = path.stat(), looks(path)
     if status.st_size < LARGE:
         return sha256_of(path)
-    looks = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
     known, name = read_json(folder / KNOWN) or {}, str(path.absolute())
     match known.get(name):
-        case [str(sha256), before] if before == looks:
+        case [str(sha256), before] if before == now:
             return sha256
     log.info(f"{path}: reading it once ({human_bytes(status.st_size)}), as it came there later")
     sha256 = sha256_of(path)
     if time.time() - status.st_ctime < YOUNG_SECONDS:
         return sha256
     with contextlib.suppress(OSError):  # the folder of another user
-        write_json(folder / KNOWN, {**known, name: [sha256, looks]}, is_synced=False)
+        write_json(folder / KNOWN, {**known, name: [sha256, now]}, is_synced=False)
     return sha256
 
 

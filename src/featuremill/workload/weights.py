@@ -23,6 +23,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.store import files
 from featuremill.store.plan import Settings
+from featuremill.store.state import known_sha256_of
 from featuremill.store.weights_file import CheckpointFile, WeightsFile
 from featuremill.workload import (
     DEFAULT,
@@ -35,6 +36,7 @@ from featuremill.workload import (
     optional,
     plain_weights,
 )
+from featuremill.workload.hugging_face import place_of
 
 VERSION = 1
 _ANOTHER_FOLDER = f"name another folder with --cache or {environment.CACHE}"
@@ -156,6 +158,8 @@ def read(path: Path, workload: str = DEFAULT) -> Weights:
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
     if not record.is_there:
         raise UserError(f"{path}: its weights {record.path} are gone or incomplete; {heal}.")
+    if not _is_whole(record, path):
+        raise UserError(f"{path}: its weights {record.path} were changed since; {heal}.")
     layout = Path(record.path).parent.name
     is_layout = LAYOUT.fullmatch(layout)  # the user may have moved the file
     if checkpoints and is_layout and layout != checkpoints.LAYOUT:
@@ -168,9 +172,38 @@ def read(path: Path, workload: str = DEFAULT) -> Weights:
 
 
 def lost(path: Path) -> Weights | None:
-    """Return the weights that the JSON `path` describes, if their file is missing; else None."""
+    """Return the weights that the JSON `path` describes if they are missing, or have other bytes
+    than then; else None."""
     record = WeightsFile.find(path)
-    return None if record is None or record.is_there else weights_of(record)
+    return None if record is None or _is_whole(record, path) else weights_of(record)
+
+
+def _is_whole(record: WeightsFile, path: Path) -> bool:
+    """Return whether the weights have the bytes that the `record` at `path` describes."""
+    return record.is_there and _known_digest(path, Path(record.path)) == record.sha256
+
+
+def _known_digest(path: Path, *paths: Path) -> str:
+    """Return the sha256 at `paths`; digests of large files are kept beside the JSON `path`."""
+    return files.digest_at(*paths, digest=partial(known_sha256_of, folder=path.parent))
+
+
+def are_of_another(path: Path, model: str, workload: str = DEFAULT) -> bool:
+    """Return whether the JSON `path` describes the weights of another checkpoint than that of
+    `model` as it is now. A checkpoint that is not here is not compared."""
+    record = WeightsFile.find(path)
+    if record is None or record.source is None:
+        return False
+    checkpoints = _checkpoints(workload)
+    source = Checkpoint("local", model, model, place_of(model))
+    if checkpoints:
+        with contextlib.suppress(UserError):  # it is gone
+            source = checkpoints.locate(model)
+    if "published" in (source.kind, record.source.kind):  # it is known by its name
+        return source.kind != record.source.kind
+    paths = source.path, *source.others
+    is_here = all(each.exists() for each in paths)
+    return is_here and _known_digest(path, *paths) != record.source.sha256
 
 
 def weights_of(record: WeightsFile) -> Weights:

@@ -1,15 +1,21 @@
-"""Problems of the source files of a run, and errors in the logs of its jobs."""
+"""Decides what of a planned run is out of date, damaged or gone, and what has to run again.
+
+`status` prints it, and the start of a run reruns it (`flow.reruns`). A single product (plan,
+results, report, the files of a step) is compared with its record by `step.Product.differences`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.log import last_error
-from featuremill.status.commands import Fix, Problem, SeenBy
-from featuremill.status.delivered import digest_by_looks
+from featuremill.base.words import Change, in_words
+from featuremill.config import Run, products
+from featuremill.status.commands import Again, Fix, Problem, SeenBy
+from featuremill.status.delivered import DeliveryState, digest_by_looks
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock, shared
 from featuremill.store.files import digest_at, sha256_of
@@ -26,34 +32,90 @@ from featuremill.store.state import (
     planned_inputs,
 )
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import weights
-from featuremill.workload.recipe import other_versions_here
+from featuremill.workload import recipe, weights
 
 CHANGED = "has changed since it was planned"
 OTHER_RECORDS = "it does not belong to plan.json"
 
 
-def check_sources(
+def is_computed(results: str) -> bool:
+    """Return whether all of the last plan is computed: by its receipts, or by the results
+    (`keep: results` removes receipts)."""
+    folder = Results(Path(results))
+    plan = folder.find_plan()
+    if plan is None or recipe.other_versions_here(plan.settings):
+        return False
+    receipts = (folder.receipt(plan.recipe, entry.shard) for entry in plan.shards)
+    return all(path.exists() for path in receipts) or is_merged(results)
+
+
+def is_merged(results: str) -> bool:
+    """Return whether there are results of the last plan."""
+    folder = Results(Path(results))
+    plan, delivery = folder.find_plan(), folder.find_delivery()
+    return bool(plan and delivery and delivery.is_of(plan))
+
+
+def problem_of_config(
+    config: Run,
+    plan: Plan,
+    results: Results,
+    is_merged: bool,
+    of_report: Sequence[Change] = (),
+    at: Path = Path(),
+) -> Problem | None:
+    """Return the problem that the plan, or else the results or the report, were made of another
+    config than this, whose paths are relative to `at`."""
+    root = results.root
+    of_plan = products.changes_since(plan, config, at)
+    of_plan += products.planned(config, root).differences().changes
+    of_results = products.merged(config, root).differences().changes if is_merged else ()
+    if changes := of_plan or of_results or of_report:
+        again: Again = "plan" if of_plan else "merge" if of_results else ""
+        what = f"the config has changed ({in_words(changes)})"
+        fix = Fix(again, seen_by="snakemake" if again else "start")
+        return Problem("config_changed", what, fix, changes=tuple(changes))
+    return None
+
+
+def since_plan(config: Run, plan: Plan, results: Results) -> str:
+    """Return in words what has changed since the `plan` that determines values or records: keys of
+    the `config`, versions, or files; "" if nothing has."""
+    if changes := products.changes_since(plan, config):
+        return in_words(changes)
+    if others := recipe.other_versions_here(plan.settings):
+        return others
+    files = *_check_inputs(results, plan, True, False), *_check_options(results, plan, True)
+    changed = (each.what for each in files if each.code in ("input_changed", "option_changed"))
+    return next(changed, "").rstrip(".")
+
+
+def problems_of_files(
     results: Results,
     plan: Plan,
     shards: list[Shard],
+    delivery: DeliveryState,
     *,
-    is_merged: bool,
     are_records_readable: bool,
     verifies: bool,
 ) -> Iterator[Problem]:
-    """Yield the problems of the run's source files; hash all of them if it `verifies`."""
+    """Yield the problems of the run's files; hash all of them if it `verifies`."""
+    is_merged, has_work = delivery.is_merged, not all(shard.has_ended for shard in shards)
     yield from _check_parts(results, plan, shards, verifies)
     yield from _check_taken(results, plan, is_merged, verifies)
     yield from _check_records(results, plan, are_records_readable, verifies)
     yield from _check_inputs(results, plan, is_merged, verifies)
-    yield from _check_weights(results, plan, not all(shard.has_ended for shard in shards))
-    if others := other_versions_here(plan.settings):
+    yield from _check_weights(results, plan, has_work)
+    if others := recipe.other_versions_here(plan.settings):
         what = (
             f"plan.json: here is {others}, which it was made for; the next run computes all anew."
         )
         yield Problem("version_changed", what, Fix("plan"))
     yield from _check_options(results, plan, is_merged)
+    for problem in delivery.problems:
+        # While shards are left to compute, older results are expected.
+        is_expected = problem.code == "results_older" and has_work
+        yield problem._replace(is_in_the_way=problem.is_in_the_way and not is_expected)
 
 
 def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Problem]:
@@ -64,14 +126,6 @@ def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Pr
             yield _gone("option", shown, is_merged)
         elif digest_at(path) != sha256:
             yield Problem("option_changed", f"{shown} {CHANGED}.", Fix("plan"))
-
-
-def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each input and each file of an option that changed since the plan."""
-    problems = (*_check_inputs(results, plan, True, False), *_check_options(results, plan, True))
-    return (
-        problem.what for problem in problems if problem.code in ("input_changed", "option_changed")
-    )
 
 
 def _check_inputs(
