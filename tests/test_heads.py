@@ -508,10 +508,10 @@ def test_features_of_another_recipe_are_refused(runs, words, tmp_path, capfd):
     head("predict", tmp_path / "h", runs[1], *output, "--any-recipe")
     assert len(table_of(tmp_path / "p.tsv")) == 115
     takes = "this head takes 20 numbers (composition), and"
-    column = ("--vectors", "hydropathy")
+    narrow, column = f"{takes} the features given have 1 ", ("--vectors", "hydropathy")
     for asked, sentence in (
-        ([tmp_path / "h", runs[0], *column, *output], f"{takes} the features given have 1 "),
-        ([tmp_path / "h", runs[0], *column, *output, "--any-recipe"], f"{takes} the features giv"),
+        ([tmp_path / "h", runs[0], *column, *output], narrow),
+        ([tmp_path / "h", runs[0], *column, *output, "--any-recipe"], narrow),
         ([tmp_path / "h", *runs, *output], f"{takes} 2 are given"),
         ([tmp_path / "h", tmp_path / "no", *output], "is no such folder"),
         ([tmp_path, runs[0], *output], "there is no head here"),

@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from programs import SHEBANG, Desk, python, wait_for
 
+from featuremill.__main__ import main
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.inputs import fasta, kinds, nucleotides
 from featuremill.steps.translate import chunks, contigs, folder, orfs
@@ -526,12 +527,12 @@ def test_wrong_options_are_refused_before_anything_is_read(by, options, said, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_a_code_that_is_no_number_is_refused(verbs):
-    write(verbs.folder / "a.fna", [("a", GENE)])
-    words = ("translate", "a.fna", "--output", "out", "--by", "orfs")
-    for code in ("", "standard"):
-        said = verbs(*words, "--code", code, status=2)
-        assert f"argument --code: invalid int value: {code!r}" in said
+@pytest.mark.parametrize("code", ["", "standard"])
+def test_a_code_that_is_no_number_is_refused(code, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["translate", "a.fna", "--output", "out", "--by", "orfs", "--code", code])
+    assert ended.value.code == 2
+    assert f"argument --code: invalid int value: {code!r}" in capsys.readouterr().err
 
 
 def test_stops_that_may_be_residues_are_said(tmp_path, caplog):

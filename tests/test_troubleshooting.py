@@ -85,7 +85,12 @@ def stdout_of(verbs, *words, status=0):
 def until(process, words, then):
     """Call `then` when the process has said `words`; return all that it says to its end."""
     said = []
-    listener = threading.Thread(target=lambda: said.extend(process.stderr))
+
+    def listen():
+        for line in process.stderr:
+            said.append(line)
+
+    listener = threading.Thread(target=listen)
     listener.start()
     wait_for(lambda: words in "".join(said) or process.poll() is not None)
     then()
