@@ -23,7 +23,7 @@ from encoder_models import write as write_encoder
 from esmc_models import esmc as random_esmc
 from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
 from programs import Verbs, fasta, python, random_records
-from recordings import noise, write_npz
+from recordings import noise
 
 import featuremill
 from featuremill import api
@@ -213,14 +213,6 @@ def test_llm_json_gives_the_replies_of_a_run_of_a_dataframe(run, tmp_path, monke
     table = run(Path("few.parquet").absolute(), "llm_json", absolute)
     for frame in (notes, notes.set_index("id"), notes[::-1].set_index("id")[::-1]):
         assert_same(featuremill.compute(frame, "llm_json", options), table)
-
-
-def test_pac_gives_the_numbers_of_a_run(run, tmp_path):
-    write_npz(tmp_path / "few.npz", noise(2), channels=["A1", "A2"])
-    options = {"phase_bands": [[3, 6]], "amplitude_bands": [[30, 50], [60, 90]]}
-    options |= {"segment_seconds": 2, "permutations": 5}
-    path = tmp_path / "few.npz"
-    assert_same(featuremill.compute(path, "pac", options), run(path, "pac", options))
 
 
 def test_pac_takes_arrays_and_tensors(run, tmp_path):

@@ -49,6 +49,8 @@ def run_map(root, *options):
 def test_the_places_are_kept_with_what_they_were_made_of(root):
     page = make(root)
     assert names_of(page) == ["t-SNE", "PCA"] and "t-SNE" in page.text
+    axes = page.map["places"][0]["axes"]
+    assert axes.startswith("t-SNE, perplexity 29.7, seed 0."), "which few records have"
     first = (root / "map.parquet").read_bytes()
     table = pq.read_table(root / "map.parquet")
     assert table.column_names == ["id", "tsne_1", "tsne_2"]
@@ -154,10 +156,6 @@ def test_a_merge_while_places_are_computed_leaves_no_map_of_its_values(root, mon
 
     monkeypatch.setattr(plane, "neighbour_plane", merging)
     assert names_of(make(root)) == ["t-SNE", "PCA"] and keep.find(root, "mean_layer_6") is None
-
-
-def test_the_page_names_the_perplexity_that_few_records_have(root):
-    assert make(root).map["places"][0]["axes"].startswith("t-SNE, perplexity 29.7, seed 0.")
 
 
 def test_names_that_python_reads_as_numbers_are_names():

@@ -12,11 +12,10 @@ import vl_convert
 from programs import edited
 from report_runs import CPU, H200, HOSTILE, FakeRun, make, points_of, rows_of
 
-from featuremill import __main__, config
+from featuremill import config
 from featuremill.base import reasons, words
-from featuremill.base.errors import UserError
-from featuremill.report import command, timeline
 from featuremill.report import page as report_page
+from featuremill.report import timeline
 from featuremill.report.shards import Interval, Piece, busy_seconds, wall_seconds
 from featuremill.steps.maps import plane
 from featuremill.store.receipt import Receipt
@@ -202,12 +201,6 @@ def test_the_libraries_that_draw_it_are_bundled_once_and_nobody_elses(tmp_path, 
     kept.mkdir()  # nothing can be kept: no reason to draw no page
     check()
     report_page._environment.cache_clear()
-
-
-def test_not_merged_is_a_user_error(tmp_path):
-    arguments = __main__._parser("report", {}).parse_args(["report", str(tmp_path)])
-    with pytest.raises(UserError, match="no merged results"):
-        command.run(arguments)
 
 
 def test_of_many_records_and_shards_some_are_drawn(tmp_path):
