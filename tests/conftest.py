@@ -167,6 +167,33 @@ def forked(monkeypatch):
     monkeypatch.setattr(this_process, "name_of_process", str)  # the server is the parent
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Return a folder for the converted weights of a file of tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Return a function that writes a file in a folder, where the test works."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Return the folder where fair-esm's downloads lie."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    folder = tmp_path / "torch/hub/checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
 @pytest.fixture
 def no_handlers(monkeypatch):
     """Let no test log to the screen of one before it."""

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from esm2_models import cosines, relative_l2
 from safetensors.torch import save_file
 
+from featuremill.base.devices import cpu
+from featuremill.workload import plain_weights, weights
+from featuremill.workload.compute import values_of
+from featuremill.workloads import encoder
 from featuremill.workloads.encoder import padding
 
+CPU = cpu()
 RESIDUES = "LAGVESIKRDTPNQFYMHCWXUBZO"  # ProtBERT's order
 IUPAC = "ACGTRYSWKMBDHVN"
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -276,3 +282,35 @@ def all_layers(model, letters, most_filling):
         for row, place in enumerate(group.places):
             found[place] = [hidden[layer][row, : len(tokens[place])] for layer in layers]
     return [found[place] for place in range(len(letters))]
+
+
+def asked(folder, **options):
+    """Return resolved options of the workload, in fp32 on a CPU, and the weights."""
+    given = {"model": str(folder), "alphabet": "proteins", "dtype": "fp32"} | options
+    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
+    return encoder.resolve(encoder.Options.model_validate(given), CPU, found), found
+
+
+def loaded(folder, **options):
+    resolved, found = asked(folder, **options)
+    return encoder.load(resolved, [CPU], found)
+
+
+def rows_of(model, payloads, budget=4096):
+    """Return the values of payloads, as they are in batches of that budget."""
+    return values_of(encoder, model, payloads, budget).to_pylist()
+
+
+def layers_of(found, expected):
+    """Yield each layer of each sequence, ours and theirs."""
+    for ours, theirs in zip(found, expected, strict=True):
+        yield from zip(ours, theirs, strict=True)
+
+
+def most_off(found, expected):
+    """Return the largest relative L2 of a layer."""
+    return max(float(relative_l2(*pair)) for pair in layers_of(found, expected))
+
+
+def lowest_cosine(found, expected):
+    return min(float(cosines(*pair).min()) for pair in layers_of(found, expected))

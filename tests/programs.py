@@ -5,14 +5,18 @@ They are forked (forks.py), unless a test has another setting of C libraries or 
 
 import contextlib
 import copy
+import csv
+import fcntl
 import json
 import os
 import random
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -117,6 +121,45 @@ def python(*words, **more):
     return ran(sys.executable, *words, **more)
 
 
+def write_fasta(path, records):
+    """Write sequences by their ids; return the path."""
+    path.write_text(fasta(records.items()))
+    return path
+
+
+def edit_json(path, **changes):
+    """Write keys of a file anew; one that becomes `...` is left out."""
+    told = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in told.items() if value is not ...}))
+
+
+def printed_by(code, *words, **more):
+    """Return what a new Python prints that runs `code` to its end; nothing here is known to it."""
+    done = python("-c", textwrap.dedent(code), *words, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_example(name, folder):
+    """Let a script of config/examples write its files; return what the config beside it says."""
+    script = ROOT / "config" / "examples" / f"{name}.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script), str(folder)])
+        runpy.run_path(str(script), run_name="__main__")
+    config = script.with_suffix(".yaml")
+    return yaml.safe_load(config.read_text("utf-8")) if config.exists() else None
+
+
+@contextlib.contextmanager
+def working_in(folder, **variables):
+    """Have this process, and those that it starts, work in a folder with these variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, str(value))
+        patch.chdir(folder)
+        yield patch
+
+
 class Desk:
     """A folder and an environment in which programs are typed."""
 
@@ -183,17 +226,18 @@ class Verbs(Desk):
 
     def plan(self, records, workload="composition", options=None, cost=1000, more=(), **config):
         (self.folder / "in.fa").write_text(fasta(records))
-        config = {
-            "run": "test",
-            "inputs": ["in.fa"],
-            "workload": workload,
-            "options": options or {},
-            "shards": {"cost": cost},
-            "device": "cpu",
-            **config,
-        }
-        self("plan", self.run_folder.root, "--config", written(config), *more)
+        about = {"run": "test", "inputs": ["in.fa"], "workload": workload, "device": "cpu"}
+        about |= {"options": options or {}, "shards": {"cost": cost}, **config}
+        self("plan", self.run_folder.root, "--config", written(about), *more)
         return json.loads(self.run_folder.plan.read_text())
+
+    def finish(self, records, *outputs, max_failed=0, **config):
+        """Compute records and write outputs; return the plan."""
+        plan = self.plan(records, **config)
+        self.extract(plan)
+        words = ("--outputs", *outputs, "--max-failed", max_failed)
+        self("merge", self.run_folder.root, *words)
+        return plan
 
     def extract(self, plan, status=0, *more):
         said = ""
@@ -224,6 +268,18 @@ class ForkedWorkload(WorkloadContract):
             return super()._run_measured(*words)
         Desk(Path.cwd(), dict(os.environ)).type("featuremill", *words, "--quiet")
         return 0
+
+
+class QuickWorkload(ForkedWorkload):
+    """The same, where the slow ones of what TestEsm2 shows in the fast suite are slow tests."""
+
+    @pytest.mark.slow
+    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory):
+        super().test_values_do_not_depend_on_the_shards(tmp_path_factory)
+
+    @pytest.mark.slow
+    def test_a_killed_shard_resumes(self, tmp_path_factory):
+        super().test_a_killed_shard_resumes(tmp_path_factory)
 
 
 class Workflow(Desk):
@@ -257,15 +313,14 @@ class Workflow(Desk):
         (self.folder / "in.fa").write_text(fasta(described))
 
     def configure(self, **options):
-        config = {
-            "run": "test",
-            "inputs": "in.fa",
-            "workload": "poison",
-            "options": {**self.options, **options},
-            "shards": {"cost": 50},
-            "device": "cpu",
-        }
+        config = {"run": "test", "inputs": "in.fa", "workload": "poison", "device": "cpu"}
+        config |= {"options": {**self.options, **options}, "shards": {"cost": 50}}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def ask(self, **config):
+        """Write keys of the config anew."""
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | config))
 
     def words(self, *arguments, snakefile=ROOT / "Snakefile"):
         """Return what is typed to compute the run."""
@@ -299,3 +354,35 @@ class Workflow(Desk):
 
     def counts(self):
         return json.loads((self.run_folder.root / "manifest.json").read_text())["counts"]
+
+
+def rows_of(path, **more):
+    """Return the rows of a table with tabs."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", **more))
+
+
+def write_samples(folder, of_sample, **others):
+    """Write a file a sample, and samples.tsv that names them; return what plan is asked then."""
+    rows = ["\t".join(["sample", "file", *others])]
+    for sample, records in of_sample.items():
+        (folder / f"{sample}.fa").write_text(fasta(records))
+        rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
+    (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
+    return {"samples": "samples.tsv", "inputs": [], "more": ("--threads", "1")}
+
+
+@contextlib.contextmanager
+def holding(lock):
+    """Hold a lock as its owner would."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def flip(path):
+    """Damage a byte in the middle of a file, which may be read-only."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)

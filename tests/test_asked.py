@@ -217,8 +217,9 @@ def test_status_of_a_config_that_was_edited_is_not_done(desk):
     assert "is not of what the last start (featuremill run my.yaml -c 2) asks for (hydro" in said
 
 
-def test_after_a_start_with_config_an_edit_of_another_key_is_noticed(desk):
-    last, as_before = run_lock.read(Path("results/my")), f"--config device={asked_in()['device']}"
+@pytest.mark.parametrize("option", ["--config ", "--config=", "-C"])
+def test_after_a_start_with_config_an_edit_of_another_key_is_noticed(desk, option):
+    last, as_before = run_lock.read(Path("results/my")), f"{option}device={asked_in()['device']}"
     with run_lock.claim(Path("results/my")) as file:
         run_lock.sign(file, f"{last.command} {as_before}", config=last.config)
     write(desk.folder, device="cuda")

@@ -1,7 +1,8 @@
 """The workload contacts, held against fair-esm's own `predict_contacts` and its attention."""
 
-import subprocess
-import sys
+import functools
+import json
+import os
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,7 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+import yaml
 from bench.contacts import save
+from bench.elders import elder_of_hugging_face, fair_esm_of, save_elder
 from conftest import ROOT
 from esm2_models import (
     ALPHABET,
@@ -22,8 +25,9 @@ from esm2_models import (
     save_hugging_face,
     tokens_of,
 )
-from programs import ForkedWorkload
+from programs import Desk, QuickWorkload, printed_by, working_in, write_fasta
 from safetensors.torch import load_file, save_file
+from transformers import EsmForMaskedLM
 
 import featuremill
 from featuremill.__main__ import main
@@ -36,6 +40,8 @@ from featuremill.workloads import contacts
 from featuremill.workloads.contacts import attention, columns, contact_maps, sources, tiles
 
 CPU = cpu()
+ALONE = {"pairs": "none", "maps": False}
+"""Options with which there are no contacts."""
 PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", "MK", "X-.UZO", *demo_proteins(3, 300)]
 
 
@@ -54,11 +60,6 @@ def with_regression(network, bias=-1.0):
     network.contact_head.regression.weight.normal_()
     network.contact_head.regression.bias.fill_(bias)
     return network
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module", params=["random", "bundled"])
@@ -87,23 +88,33 @@ def payloads_of(proteins):
     return [protein.encode() for protein in proteins]
 
 
+@torch.inference_mode()
 def theirs(network, protein):
-    with torch.inference_mode():
-        return network.predict_contacts(tokens_of(protein))[0].numpy()
+    return network.predict_contacts(tokens_of(protein))[0].numpy()
 
 
-def test_contacts_are_those_of_fair_esm(network, cache):
-    reference, name = network
-    rows = computed(name, cache, payloads_of(PROTEINS))
+@torch.inference_mode()
+def their_attention(network, protein):
+    found = network(tokens_of(protein), need_head_weights=True)["attentions"]
+    return found[0, :, :, 1:-1, 1:-1].numpy()
+
+
+def check_contacts(model, cache, proteins, expected_of):
     spreads, furthest = [], 0.0
-    for protein, row in zip(PROTEINS, rows, strict=True):
-        expected, found = theirs(reference, protein), np.array(row["contact_map"])
+    rows = computed(model, cache, payloads_of(proteins))
+    for protein, row in zip(proteins, rows, strict=True):
+        expected, found = expected_of(protein), np.array(row["contact_map"])
         assert found.shape == (len(protein),) * 2 and (found == found.T).all()
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         furthest = max(furthest, np.abs(found - expected).max())
         spreads.append(expected.std())
     print(f"probabilities at most {furthest:.1e} off, of a spread of {max(spreads):.2f}")
     assert max(spreads) > 0.05, "a map without contrast would show nothing"
+
+
+def test_contacts_are_those_of_fair_esm(network, cache):
+    reference, name = network
+    check_contacts(name, cache, PROTEINS, lambda protein: theirs(reference, protein))
 
 
 def test_padding_in_a_batch_of_fair_esm_changes_nothing_and_neither_do_other_proteins_here(
@@ -121,10 +132,8 @@ def test_padding_in_a_batch_of_fair_esm_changes_nothing_and_neither_do_other_pro
         np.testing.assert_allclose(row["contact_map"], expected, rtol=0, atol=1e-5)
         alone = values_of(contacts, loaded, [payloads[number]], 4096)
         assert alone.equals(together.slice(number, 1)), protein
-    assert (
-        values_of(contacts, loaded, payloads[::-1], 4096).to_pylist()
-        == (together.to_pylist()[::-1])
-    )
+    turned = values_of(contacts, loaded, payloads[::-1], 4096)
+    assert turned.to_pylist() == together.to_pylist()[::-1]
 
 
 def test_attention_is_that_of_each_head_of_each_layer(network, cache):
@@ -133,7 +142,7 @@ def test_attention_is_that_of_each_head_of_each_layer(network, cache):
     chosen = (0, 4, 6)
     for number in chosen:
         payloads[number] += contacts.WITH_ATTENTION
-    asked = {"attention_of": ["a"], "pairs": "none", "maps": False}
+    asked = {"attention_of": ["a"], **ALONE}
     for options in (asked, {"attention_of": ["a"]}):
         _, loaded, _ = ready(name, cache, **options)
         values = values_of(contacts, loaded, payloads, 4096)["attention"]
@@ -141,9 +150,7 @@ def test_attention_is_that_of_each_head_of_each_layer(network, cache):
             if number not in chosen:
                 assert len(cell) == 0
                 continue
-            with torch.inference_mode():
-                told = reference(tokens_of(PROTEINS[number]), need_head_weights=True)
-            expected = told["attentions"][0, :, :, 1:-1, 1:-1].numpy()
+            expected = their_attention(reference, PROTEINS[number])
             np.testing.assert_allclose(columns.stack(cell), expected, rtol=0, atol=1e-5)
 
 
@@ -205,9 +212,8 @@ def test_bf16_stays_near_fp32(cache, network):
 def test_pairs_are_the_likeliest_of_the_map(network, cache, options):
     _, name = network
     asked = contacts.Options(model=name, **options)
-    for protein, row in zip(
-        PROTEINS, computed(name, cache, payloads_of(PROTEINS), **options), strict=True
-    ):
+    rows = computed(name, cache, payloads_of(PROTEINS), **options)
+    for protein, row in zip(PROTEINS, rows, strict=True):
         found = np.float32(row["contact_map"])
         every = pd.DataFrame(
             [
@@ -223,10 +229,8 @@ def test_pairs_are_the_likeliest_of_the_map(network, cache, options):
         else:
             expected = every[every["probability"] >= np.float32(asked.min_probability)]
         told = pd.DataFrame(row["contacts"], columns=every.columns)
-        assert told["i"].tolist() == expected["i"].tolist()
-        assert told["j"].tolist() == expected["j"].tolist()
-        assert told["residue_i"].tolist() == expected["residue_i"].tolist()
-        assert told["residue_j"].tolist() == expected["residue_j"].tolist()
+        for column in expected.columns[:4]:
+            assert told[column].tolist() == expected[column].tolist()
         assert np.float32(told["probability"]).tolist() == expected["probability"].tolist()
 
 
@@ -241,34 +245,33 @@ def test_a_long_protein_is_cut_or_computed_whole(network, cache):
         contacts.Options(model=name, long="chunk")
 
 
-def test_a_map_that_is_not_finite_fails_alone(network, cache, monkeypatch):
-    _, name = network
-    real = attention.Observer._contacts
+def without_a_number(name, real):
+    """Spoil the contacts of one protein, or what its heads attend to."""
 
-    def spoiled(self, sums):
-        found = real(self, sums)
+    def spoiled(self, *given):
+        found = real(self, *given)
+        if name == "attention":
+            found[1][0, 0, 0, 0] = float("nan")
+            return found
         return found * float("nan") if len(found) == len(PROTEINS[1]) else found
 
-    monkeypatch.setattr(attention.Observer, "_contacts", spoiled)
-    _, loaded, _ = ready(name, cache)
-    values = values_of(contacts, loaded, payloads_of(PROTEINS[:3]), 4096)
-    one, bad, other = values["reason"].to_pylist()
-    assert (one, other) == (None, None) and "not finite" in bad
+    return spoiled
 
 
-@pytest.mark.parametrize("alone", [{}, {"pairs": "none", "maps": False}])
-def test_attention_that_is_not_finite_fails_alone(network, cache, monkeypatch, alone):
-    _, name = network
-    real = attention.Observer.attention
-
-    def spoiled(self):
-        found = real(self)
-        found[1][0, 0, 0, 0] = float("nan")
-        return found
-
-    monkeypatch.setattr(attention.Observer, "attention", spoiled)
-    _, loaded, _ = ready(name, cache, attention_of="a", **alone)
-    payloads = [payload + contacts.WITH_ATTENTION for payload in payloads_of(PROTEINS[:3])]
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("_contacts", {}),
+        ("attention", {"attention_of": "a"}),
+        ("attention", {"attention_of": "a", **ALONE}),
+    ],
+)
+def test_what_is_not_finite_fails_alone(network, cache, monkeypatch, name, options):
+    real = getattr(attention.Observer, name)
+    monkeypatch.setattr(attention.Observer, name, without_a_number(name, real))
+    _, loaded, _ = ready(network[1], cache, **options)
+    ends = contacts.WITH_ATTENTION * bool(options)
+    payloads = [payload + ends for payload in payloads_of(PROTEINS[:3])]
     values = values_of(contacts, loaded, payloads, 4096)
     one, bad, other = values["reason"].to_pylist()
     assert (one, other) == (None, None) and "not finite" in bad
@@ -276,7 +279,7 @@ def test_attention_that_is_not_finite_fails_alone(network, cache, monkeypatch, a
 
 def test_for_attention_alone_no_other_protein_is_computed(network, cache, monkeypatch):
     _, name = network
-    alone = {"attention_of": "a", "pairs": "none", "maps": False}
+    alone = {"attention_of": "a", **ALONE}
     settled, loaded, _ = ready(name, cache, **alone)
     payloads = payloads_of(PROTEINS[:4])
     payloads[2] += contacts.WITH_ATTENTION
@@ -330,7 +333,7 @@ def test_more_numbers_than_a_column_holds_fail_alone(network, cache, monkeypatch
 # checkpoints
 
 
-def test_the_regression_comes_from_every_form_of_a_checkpoint(cache, tmp_path, monkeypatch):
+def test_the_regression_comes_from_every_form_of_a_checkpoint(cache, tmp_path, hub):
     model = random_network()
     of_pt = contacts.Options(model=str(save(model, tmp_path / "fair.pt")))
     beside = tmp_path / "fair-contact-regression.pt"
@@ -351,21 +354,14 @@ def test_the_regression_comes_from_every_form_of_a_checkpoint(cache, tmp_path, m
     own = {"regression": str(tmp_path / "other.safetensors")}
     assert computed(str(tmp_path / "bare.pt"), cache, payloads, **own) == expected
     # A published one lies where fair-esm's downloads do.
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    hub = tmp_path / "torch/hub/checkpoints"
-    hub.mkdir(parents=True)
-    name = "esm2_t6_8M_UR50D"
-    real = random_network(6, 320, 20)
+    name, real = "esm2_t6_8M_UR50D", random_network(6, 320, 20)
     save(real, hub / f"{name}.pt")
     assert contacts.Options(model=name).regression is None
     (row,) = computed(name, tmp_path / "cache", payloads[:1])
     np.testing.assert_allclose(row["contact_map"], theirs(real, PROTEINS[0]), rtol=0, atol=1e-5)
 
 
-def test_a_published_regression_is_downloaded_beside_its_network(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    hub = tmp_path / "hub/checkpoints"
-    hub.mkdir(parents=True)
+def test_a_published_regression_is_downloaded_beside_its_network(tmp_path, hub, monkeypatch):
     name = "esm2_t6_8M_UR50D"
     save(random_network(6, 320, 20), hub / f"{name}.pt")
     beside = hub / f"{name}-contact-regression.pt"
@@ -409,7 +405,7 @@ def test_an_edit_of_the_regression_beside_the_weights_is_another_recipe(tmp_path
     assert list(before) == ["regression"]
     save(with_regression(random_network(), bias=0.5), path)
     assert option_files.digests(contacts.Options(model=str(path))) != before
-    alone = contacts.Options(model=str(path), pairs="none", maps=False, attention_of="a")
+    alone = contacts.Options(model=str(path), attention_of="a", **ALONE)
     assert option_files.digests(alone) == {}
 
 
@@ -420,19 +416,18 @@ def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_pa
     with pytest.raises(UserError, match=r"bare.pt has no regression for contacts; put fair-esm's"):
         ready(bare, cache)
     for model in (bare, "mill_t6_8M"):
-        (row,) = computed(model, cache, [b"MKTAYI\n"], pairs="none", maps=False, attention_of="a")
+        (row,) = computed(model, cache, [b"MKTAYI\n"], attention_of="a", **ALONE)
         assert list(row) == ["attention"] and len(row["attention"][0][0]) == 36
 
 
 def test_what_memory_is_needed_is_known_without_torch():
-    code = (
-        "import sys; from featuremill.base.devices import cpu\n"
-        "from featuremill.workloads import contacts as c\n"
-        "o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')\n"
-        "print(c.memory_mb(o, cpu(), c.weights_ahead(o), 4096), 'torch' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split()[1] == "False"
+    said = printed_by("""
+        import sys; from featuremill.base.devices import cpu
+        from featuremill.workloads import contacts as c
+        o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')
+        print(c.memory_mb(o, cpu(), c.weights_ahead(o), 4096), 'torch' in sys.modules)
+    """)
+    assert said.split()[1] == "False"
 
 
 def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkeypatch, capsys):
@@ -441,88 +436,237 @@ def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkey
         main(["doctor", "--model", model, "--workload", "contacts"])
         said = " ".join(capsys.readouterr().out.split())
         assert f"{model} fits " in said and "; it needs about " in said
-    told = [
-        contacts.memory_mb(
-            contacts.Options(model="esm2_t33_650M_UR50D", dtype="fp32", max_residues=longest),
-            CPU,
-            contacts.weights_ahead(contacts.Options(model="esm2_t33_650M_UR50D")),
-            8192,
-        )
-        for longest in (1000, 8190)
-    ]
-    found = contacts.weights_ahead(contacts.Options(model="esm2_t33_650M_UR50D"))
+    found = contacts.weights_ahead(contacts.Options(model=model))
+
+    def told(budget, **more):
+        options = contacts.Options(model=model, dtype="fp32", **more)
+        return contacts.memory_mb(options, CPU, found, budget)
+
     for names, most in ((["a"], 1), (["a", "b"], 2), (list("abcdefghi"), 4)):
-        without, with_attention = (
-            contacts.memory_mb(
-                contacts.Options(model="esm2_t33_650M_UR50D", dtype="fp32", **more),
-                CPU,
-                found,
-                4096,
-            )
-            for more in ({}, {"attention_of": names})
-        )
+        attention_mb = told(4096, attention_of=names) - told(4096)
         of_one = 2 * 33 * 20 * 1024**2 / 2**20
-        assert 3 * most * of_one < with_attention - without < 3.6 * most * of_one
+        assert 3 * most * of_one < attention_mb < 3.6 * most * of_one
     # Beside sums and probabilities of two batches, a few matrices of the longest protein.
-    assert told[1] - told[0] > 4 * (2 * 8192 * 7000 + 4 * 8000**2) / 2**20
+    assert (
+        told(8192, max_residues=8190) - told(8192, max_residues=1000)
+        > 4 * (2 * 8192 * 7000 + 4 * 8000**2) / 2**20
+    )
 
 
 def test_a_regression_of_another_network_or_none_at_all_is_refused(cache, tmp_path):
     path = str(save(random_network(), tmp_path / "fair.pt"))
-    beside = tmp_path / "fair-contact-regression.pt"
     save(random_network(2), tmp_path / "small.pt")
-    beside.write_bytes((tmp_path / "small-contact-regression.pt").read_bytes())
-    with pytest.raises(UserError, match=r"has 6 and 1 numbers, and this network needs 9 \(3 layer"):
-        ready(path, cache)
-    torch.save({"model": {"lm_head.bias": torch.zeros(3)}}, beside)
-    with pytest.raises(UserError, match=r"it has no contact_head.regression.weight and bias; give"):
-        ready(path, cache)
-    beside.write_bytes(b"<html>")
-    with pytest.raises(UserError, match=r"this regression cannot be read .*; fetch it again"):
-        ready(path, cache)
+    torch.save({"model": {"lm_head.bias": torch.zeros(3)}}, tmp_path / "other.pt")
+    small = (tmp_path / "small-contact-regression.pt").read_bytes()
+    for content, said in (
+        (small, r"has 6 and 1 numbers, and this network needs 9 \(3 layer"),
+        ((tmp_path / "other.pt").read_bytes(), r"no contact_head.regression.weight and bias; give"),
+        (b"<html>", r"this regression cannot be read .*; fetch it again"),
+    ):
+        (tmp_path / "fair-contact-regression.pt").write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            ready(path, cache)
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"pairs": "top", "min_probability": 0.3}, "min_probability has no effect"),
-        ({"pairs_per_residue": 2.0}, "pairs_per_residue has no effect"),
-        ({"long": "full", "max_residues": 5}, "max_residues has no effect"),
-        ({"pairs": "none", "maps": False}, "leave nothing to deliver; set attention_of"),
-        ({"maps": False, "output_dtype": "float32"}, "output_dtype has no effect"),
-        (
-            {"pairs": "none", "maps": False, "attention_of": ["a"], "regression": "x"},
-            "regression has no effect",
-        ),
-    ],
-)
-def test_options_that_contradict_themselves_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        contacts.Options(model="esm2_t6_8M_UR50D", **options)
+# ESM-1b and ESM-1v
+
+OF_ESM_1 = [*PROTEINS[:3], PROTEINS[4], "MKTAYIAKQRQISFVK" * 9]
+
+
+def save_esm_1(path, **shape):
+    """Write a network whose heads look at few residues, and a regression of numbers of 1."""
+    save_elder(path, **shape)
+    whole = torch.load(path, weights_only=False)
+    for key, tensor in whole["model"].items():
+        if key.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor *= 2
+    torch.save(whole, path)
+    beside = regression_of(path)
+    found = torch.load(beside)
+    torch.manual_seed(7)
+    found["model"]["contact_head.regression.weight"].normal_()
+    found["model"]["contact_head.regression.bias"].fill_(-1.0)
+    torch.save(found, beside)
+    return path
+
+
+def regression_of(path):
+    return path.with_name(f"{path.stem}-contact-regression.pt")
+
+
+def reference(network):
+    """Return a function that tells the contacts by the authors' program, or transformers'."""
+    if not isinstance(network, EsmForMaskedLM):
+        return functools.partial(theirs, network)
+
+    @torch.inference_mode()
+    def contacts(protein):
+        tokens = tokens_of(protein)
+        return network.predict_contacts(tokens, torch.ones_like(tokens))[0].numpy()
+
+    return contacts
+
+
+@pytest.fixture(scope="module", params=["ESM-1b .pt", "ESM-1v .pt", "ESM-1b folder"])
+def elder(request, cache):
+    """Return the reference, and the model option that gives ours its weights. No name has esm1v:
+    fair-esm reads no regression beside such a file."""
+    name = request.param.replace(" ", "_").replace("-1v", "-v")
+    if request.param.endswith("folder"):
+        network = elder_of_hugging_face(cache / name)
+        network.set_attn_implementation("eager")
+        torch.manual_seed(7)
+        network.esm.contact_head.regression.weight.normal_()
+        network.save_pretrained(cache / name)
+        return reference(network), str(cache / name)
+    path = save_esm_1(cache / name.replace("_.pt", ".pt"), has_norm="1b" in name)
+    return reference(fair_esm_of(path)), str(path)
+
+
+def test_contacts_of_an_esm_1_are_those_of_its_authors(elder, cache):
+    expected_of, model = elder
+    check_contacts(model, cache, OF_ESM_1, expected_of)
+
+
+def test_attention_of_an_esm_1_is_that_of_each_head_of_each_layer(cache):
+    path = save_esm_1(cache / "heads.pt")
+    settled, loaded, _ = ready(str(path), cache, attention_of="a", **ALONE)
+    assert settled.model.startswith("esm1b_t3_w48-")
+    values = values_of(contacts, loaded, [OF_ESM_1[0].encode() + contacts.WITH_ATTENTION], 4096)
+    expected = their_attention(fair_esm_of(path), OF_ESM_1[0])
+    found = columns.stack(values["attention"][0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_regression_of_an_esm_1b_may_be_inside_of_its_file_or_in_one_that_is_named(
+    cache, tmp_path
+):
+    path = save_esm_1(tmp_path / "esm1b.pt")
+    payloads, beside = payloads_of(OF_ESM_1), regression_of(path)
+    expected = computed(str(path), cache, payloads)
+    whole = torch.load(path, weights_only=False)
+    whole["model"] |= torch.load(beside)["model"]
+    torch.save(whole, tmp_path / "whole.pt")
+    assert computed(str(tmp_path / "whole.pt"), cache, payloads) == expected
+    named = beside.rename(tmp_path / "named.pt")
+    with pytest.raises(UserError, match=r"esm1b.pt has no regression for contacts; put fair-esm's"):
+        ready(str(path), cache)
+    assert computed(str(path), cache, payloads, regression=str(named)) == expected
+
+
+def test_random_numbers_in_the_folder_of_an_esm_1v_are_no_regression(cache, tmp_path):
+    elder_of_hugging_face(tmp_path / "folder", has_norm=False)
+    folder = str(tmp_path / "folder")
+    assert any("contact_head" in key for key in load_file(Path(folder, "model.safetensors")))
+    with pytest.raises(UserError, match=r"no regression for contacts \(none was published for ESM"):
+        ready(folder, cache)
+    other = regression_of(save_esm_1(tmp_path / "other.pt"))
+    assert computed(folder, cache, [b"MKTAYI"], regression=str(other))
+    alone = {"attention_of": "a", **ALONE}
+    (row,) = computed(folder, cache, [b"MKTAYI\n"], **alone)
+    assert list(row) == ["attention"]
+    with pytest.raises(ValueError, match=r"UR90S_3 has no regression for contacts; set model:"):
+        contacts.Options(model="esm1v_t33_650M_UR90S_3")
+    assert contacts.Options(model="esm1v_t33_650M_UR90S_3", **alone)
+
+
+def test_an_esm_1_has_positions_for_1022_residues(cache, tmp_path):
+    path = save_esm_1(tmp_path / "esm1b.pt")
+    protein, model = ("MKTAYIAKQRQISFVKSHFSRQ" * 50)[:1030], str(path)
+    (row,) = computed(model, cache, [protein.encode()])
+    expected = reference(fair_esm_of(path))(protein[:1022])
+    np.testing.assert_allclose(row["contact_map"], expected, rtol=0, atol=1e-5)
+    path = write_fasta(tmp_path / "in.fa", {"a": protein})
+    (record,) = contacts.records([path], contacts.Options(model=model))
+    assert record.note.startswith("longer than 1022 residues, truncated")
+    for options, part in (
+        ({"long": "full"}, r"options.long: an ESM-1. has .* for 1,022 residues only; set long: tr"),
+        ({"max_residues": 1023}, r"options.max_residues: an ESM-1. has positions for 1,022"),
+    ):
+        with pytest.raises(UserError, match=part):
+            ready(model, cache, **options)
+        with pytest.raises(UserError, match=part):
+            contacts.records([], contacts.Options(model=model, **options))
+
+
+def test_the_name_of_an_esm_1_is_known_before_there_are_files(capsys, monkeypatch, cache):
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+    name = "esm1b_t33_650M_UR50S"
+    for model in (name, f"facebook/{name}"):
+        assert weights_verb.json_of(model, "contacts") == f"weights/{name}-contacts.json"
+        ahead = contacts.weights_ahead(contacts.Options(model=model))
+        assert ahead.metadata["architecture"] == "esm1b"
+    place = sources.locate(name)
+    assert place.location.endswith(f"/{name}.pt") and place.kind == "published"
+    for model in ("esm1b", "ESM-1b", "esm1b_t33_650M_UR50D"):
+        with pytest.raises(UserError, match=rf"did you mean '{name}'\? There are {name}"):
+            weights_verb.name_of(model, "contacts")
+    with pytest.raises(UserError, match="did you mean 'esm1v_t33_650M_UR90S_1'"):
+        weights_verb.name_of("ESM-1v", "contacts")
+    for model in (name, "esm1v_t33_650M_UR90S_1"):
+        main(["doctor", "--model", model, "--workload", "contacts"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"{model} fits " in said and "; it needs about " in said
+
+
+@pytest.mark.parametrize("place", ["torch", "hugging face"])
+def test_a_published_esm_1b_and_its_regression_lie_where_fair_esm_has_them(
+    place, tmp_path, hub, monkeypatch
+):
+    name = "esm1b_t33_650M_UR50S"
+    path = save_esm_1(tmp_path / f"{name}.pt")
+    expected = computed(str(path), tmp_path / "cache", payloads_of(OF_ESM_1[:2]))
+    content, given = regression_of(path).read_bytes(), path
+    if place == "torch":
+        given = path.rename(hub / path.name)
+    else:
+        given = folder_without_regression(tmp_path)
+        monkeypatch.setattr(sources.of_esm2, "cached", lambda model: given)
+
+    def download(url, target):
+        assert url.endswith(f"/fair-esm/regression/{name}-contact-regression.pt")
+        Path(target).write_bytes(content)
+
+    monkeypatch.setattr(sources, "download", download)
+    made = weights_verb.convert(name, tmp_path / "cache", "contacts")
+    assert made.metadata[sources.HAS_REGRESSION] == "yes" and made.metadata["license"] == "MIT"
+    assert (hub / f"{name}-contact-regression.pt").read_bytes() == content
+    if place == "torch":
+        assert computed(name, tmp_path / "cache", payloads_of(OF_ESM_1[:2])) == expected
+
+
+def folder_without_regression(tmp_path):
+    """Return a folder as Hugging Face's cache has it, of a network without contact head."""
+    folder = tmp_path / "face"
+    network = elder_of_hugging_face(folder)
+    state = {k: v for k, v in network.state_dict().items() if "contact_head" not in k}
+    network.save_pretrained(folder, state_dict=state)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "esm"
+    return folder
 
 
 # records
 
 
 def test_attention_is_of_the_proteins_that_are_named(tmp_path):
-    path = tmp_path / "in.fa"
-    path.write_text(">sp|P35309|A\nMKTAYI\n>b\nACDEFGHIKL\n>c\nM1\n")
-    asked = {"model": "esm2_t6_8M_UR50D", "max_residues": 8}
-    plain = list(contacts.records([path], contacts.Options(**asked)))
+    path = write_fasta(tmp_path / "in.fa", {"sp|P35309|A": "MKTAYI", "b": "ACDEFGHIKL", "c": "M1"})
+    more = write_fasta(tmp_path / "more.fa", {"d": "MKTA"})
+
+    def read(*paths, **options):
+        options = contacts.Options(model="esm2_t6_8M_UR50D", max_residues=8, **options)
+        return list(contacts.records(paths, options)), options
+
+    plain, _ = read(path)
     assert [record.payload for record in plain] == [b"MKTAYI", b"ACDEFGHIKL", b""]
     assert plain[1].note.startswith("longer than 8 residues, truncated")
-    options = contacts.Options(**asked, attention_of=["P35309", "c"])
-    one, other, bad = contacts.records([path], options)
+    (one, other, bad), options = read(path, attention_of=["P35309", "c"])
     assert (one.payload, one.length) == (b"MKTAYI\n", 6) and other == plain[1] and bad.reason
     assert contacts.cost(one.payload, options) == 8 and contacts.cost(other.payload, options) == 10
-    other_path = tmp_path / "more.fa"
-    other_path.write_text(">d\nMKTA\n")
-    named = contacts.Options(**asked, attention_of="d")
-    assert [r.payload for r in contacts.records([path, other_path], named)][-1] == b"MKTA\n"
-    twice = contacts.Options(**asked, attention_of=["sp|P35309|A", "P35309"])
-    assert [r.payload for r in contacts.records([path], twice)] == [b"MKTAYI\n", b"ACDEFGHIKL", b""]
+    assert read(path, more, attention_of="d")[0][-1].payload == b"MKTA\n"
+    twice, _ = read(path, attention_of=["sp|P35309|A", "P35309"])
+    assert [record.payload for record in twice] == [b"MKTAYI\n", b"ACDEFGHIKL", b""]
     with pytest.raises(UserError, match=r"^options.attention_of: no protein of the inputs is call"):
-        list(contacts.records([path], contacts.Options(**asked, attention_of=["b", "P3530"])))
+        read(path, attention_of=["b", "P3530"])
 
 
 # a run
@@ -534,29 +678,18 @@ def surroundings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contacts")
     save(random_network(), folder / "fair.pt")
     proteins = [protein[:24] for protein in demo_proteins(14)]
-    (folder / "few.fa").write_text("".join(f">p{n}\n{p}\n" for n, p in enumerate(proteins)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEATUREMILL_CACHE", str(folder / "cache"))
-        patch.chdir(folder)
+    write_fasta(folder / "few.fa", {f"p{n}": protein for n, protein in enumerate(proteins)})
+    with working_in(folder, FEATUREMILL_CACHE=folder / "cache"):
         yield folder
 
 
 @pytest.mark.usefixtures("surroundings")
-class TestContacts(ForkedWorkload):
+class TestContacts(QuickWorkload):
     workload = "contacts"
     inputs = ("few.fa",)
     options = MappingProxyType(
         {"model": "fair.pt", "dtype": "fp32", "pairs": "top", "attention_of": ["p3", "p5"]}
     )
-
-    # What TestEsm2 shows in the fast suite, too.
-    @pytest.mark.slow
-    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory):
-        super().test_values_do_not_depend_on_the_shards(tmp_path_factory)
-
-    @pytest.mark.slow
-    def test_a_killed_shard_resumes(self, tmp_path_factory):
-        super().test_a_killed_shard_resumes(tmp_path_factory)
 
     def test_a_run_writes_pairs_maps_and_attention(self, tmp_path_factory):
         run = self._finished(tmp_path_factory)
@@ -584,37 +717,40 @@ class TestContacts(ForkedWorkload):
             assert np.array_equal(file["p5"][1, 2].ravel(), rows[5]["attention"][1][2])
 
 
-def test_outputs_that_would_be_empty_are_refused(surroundings, tmp_path, forked):
-    (tmp_path / "in.fa").write_text(">a\nMKTAYIAKQRQ\n")
-    (tmp_path / "my.yaml").write_text(
-        f"run: my\ninputs: {tmp_path}/in.fa\nworkload: contacts\noptions:\n  model: "
-        f"{surroundings}/fair.pt\n  maps: false\noutputs: [contacts_tsv]\n"
-    )
-    words = [sys.executable, "-m", "featuremill"]
-    subprocess.run([*words, "run", "my.yaml", "--cores", "1", "--quiet"], cwd=tmp_path, check=True)
-    export = [*words, "export", "results/my", "--to", "contacts_h5"]
-    done = subprocess.run(export, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and "contacts_h5 needs maps: true" in done.stderr
+@pytest.fixture
+def run(surroundings, tmp_path):
+    """Return a function that runs a config with that network, and the desk where it did."""
+
+    def run(options, **config):
+        desk = Desk(tmp_path, dict(os.environ))
+        options = {"model": str(surroundings / "fair.pt"), **options}
+        config |= {"run": "my", "workload": "contacts", "options": options}
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+        desk.type("featuremill", "run", "my.yaml", "--cores", "1", "--quiet")
+        return desk
+
+    return run
 
 
-def test_each_id_of_each_sample_has_its_own_map(surroundings, tmp_path, forked):
+def test_outputs_that_would_be_empty_are_refused(run, tmp_path):
+    write_fasta(tmp_path / "in.fa", {"a": "MKTAYIAKQRQ"})
+    desk = run({"maps": False}, inputs="in.fa", outputs=["contacts_tsv"])
+    said = desk.type("featuremill", "export", "results/my", "--to", "contacts_h5", status=2)
+    assert "contacts_h5 needs maps: true" in said.err
+
+
+def test_each_id_of_each_sample_has_its_own_map(run, tmp_path):
     one, other, third = "MKTAYIAKQRQ", "ACDEFGHIKLMNPQRST", "MKVLAYPPEM"
     sheet = {
         "L1": {"a/b": one, "dup1": other, "dup2": other, ".": "MKTAY", "bad": "M1", "x%2Fy": third},
         "S1": {"dup1": other, "x/y": one, "x%2Fy": other},
     }
     for name, proteins in sheet.items():
-        text = "".join(f">{id}\n{protein}\n" for id, protein in proteins.items())
-        (tmp_path / f"{name}.fa").write_text(text)
+        write_fasta(tmp_path / f"{name}.fa", proteins)
     (tmp_path / "samples.tsv").write_text("sample\tfile\nL1\tL1.fa\nS1\tS1.fa\n")
-    (tmp_path / "my.yaml").write_text(
-        "run: my\nsamples: samples.tsv\nworkload: contacts\noptions:\n"
-        f"  model: {surroundings}/fair.pt\n  dtype: fp32\n  output_dtype: float32\n"
-        "  pairs: top\n  min_separation: 1\n  attention_of: [dup1, a/b, bad]\n"
-        "outputs: [contacts_tsv, contacts_h5, attention_h5]\n"
-    )
-    words = [sys.executable, "-m", "featuremill", "run", "my.yaml", "--cores", "1", "--quiet"]
-    subprocess.run(words, cwd=tmp_path, check=True)
+    options = {"dtype": "fp32", "output_dtype": "float32", "pairs": "top", "min_separation": 1}
+    options |= {"attention_of": ["dup1", "a/b", "bad"]}
+    run(options, samples="samples.tsv", outputs=["contacts_tsv", "contacts_h5", "attention_h5"])
     folder, reference = tmp_path / "results" / "my", random_network()
     listed = pd.read_csv(folder / "contacts.tsv", sep="\t").groupby("id")
     with h5py.File(folder / "contacts.h5") as maps, h5py.File(folder / "attention.h5") as of_heads:
@@ -629,13 +765,6 @@ def test_each_id_of_each_sample_has_its_own_map(surroundings, tmp_path, forked):
                 np.testing.assert_allclose(pairs["probability"], told, rtol=1e-5)
             wanted = {dataset.attrs["original_id"] for dataset in of_heads[name].values()}
             assert wanted == {"dup1", "a/b"} & proteins.keys()
-
-
-def test_contacts_of_sequences_in_memory(surroundings):
-    options = {"model": "fair.pt", "pairs": "top"}
-    table = featuremill.compute({"a": PROTEINS[0]}, "contacts", options, device="cpu")
-    assert len(table.loc["a", "contacts"]) == len(PROTEINS[0])
-    assert np.stack(table.loc["a", "contact_map"]).shape == (22, 22)
 
 
 def test_the_report_draws_the_listed_pairs_of_six_proteins(network, cache):
@@ -691,9 +820,7 @@ print(peak_of_process_mb(), contacts.memory_mb(options, cpu(), found, 4096))
 @pytest.mark.parametrize(("length", "wanted"), [(512, 0), (4096, 0), (1024, 1), (1024, 4)])
 def test_the_memory_that_is_told_is_what_it_takes(tmp_path, length, wanted):
     path = save(with_regression(fair_esm(6, 320, 20)), tmp_path / "fair.pt")
-    words = [sys.executable, "-c", MEASURED, str(path), str(length), str(tmp_path / "cache")]
-    words.append(str(wanted))
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-    peak, told = map(int, done.stdout.split())
+    said = printed_by(MEASURED, path, length, tmp_path / "cache", wanted, cwd=ROOT)
+    peak, told = map(int, said.split())
     print(f"{length} tokens, attention of {wanted}: {peak} MB, told are {told} MB")
     assert told == pytest.approx(peak, rel=0.2)

@@ -6,11 +6,9 @@ from types import MappingProxyType
 import pyarrow as pa
 import pytest
 from conftest import PLUGINS, ROOT
-from programs import ForkedWorkload, fasta, random_records
+from programs import ForkedWorkload, QuickWorkload, fasta, random_records, working_in
 
 from featuremill.contract import WorkloadContract
-
-DEMO = ROOT / "config" / "demo.fasta"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,28 +18,15 @@ def surroundings(tmp_path_factory, environment):
     (folder / "few.fa").write_text(fasta(random_records(15)))
     (folder / "number.txt").write_text("3")
     (folder / "poison.fa").write_text(">unlucky\nBDE\n")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.setenv("FEATUREMILL_CACHE", str(folder / "cache"))
-        patch.setenv("BULKY_UNLUCKY", "B")
+    more = {"FEATUREMILL_CACHE": folder / "cache", "BULKY_UNLUCKY": "B"}
+    with working_in(folder, **{**environment, **more}) as patch:
         patch.syspath_prepend(str(PLUGINS))
-        patch.chdir(folder)
         yield
 
 
-class TestComposition(ForkedWorkload):
+class TestComposition(QuickWorkload):
     workload = "composition"
-    inputs = (DEMO,)
-
-    # What TestEsm2 shows in the fast suite, too.
-    @pytest.mark.slow
-    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory):
-        super().test_values_do_not_depend_on_the_shards(tmp_path_factory)
-
-    @pytest.mark.slow
-    def test_a_killed_shard_resumes(self, tmp_path_factory):
-        super().test_a_killed_shard_resumes(tmp_path_factory)
+    inputs = (ROOT / "config" / "demo.fasta",)
 
 
 class TestEsm2(ForkedWorkload):

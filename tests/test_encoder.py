@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-import textwrap
 import threading
 from contextlib import contextmanager
 from itertools import pairwise
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from esm2_models import demo_proteins, fair_esm, save_fair_esm
+from programs import printed_by
 
 from featuremill.base.devices import cpu
 from featuremill.workload import weights
@@ -37,11 +37,6 @@ def two_threads():
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(2)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +118,8 @@ def test_attention_stays_within_each_sequence(dtype, bound):
     *compiled, last = attention.backends(HOST, dtype, 4, 24)
     assert last.name == "sdpa flash_attention per sequence"
     has_code = matmul.instructions(dtype) != "sse"
-    assert [way.name.rpartition(" ")[2] for way in compiled] == (
-        [matmul.instructions(dtype)] if has_code else []
-    )
+    isas = [matmul.instructions(dtype)] * has_code
+    assert [way.name.rpartition(" ")[2] for way in compiled] == isas
     for backend in (*compiled, last):
         context_THd = backend.attend(qkv_T3Hd, pack)
         for start, end in pairwise(pack.bounds):
@@ -226,16 +220,12 @@ def test_what_the_cpu_has_decides_and_each_way_is_right(found, most, left):
     assert not done.stderr
     wide, narrow = done.stdout.splitlines()
     isa = "avx512" if most.startswith("AVX512") else "avx2"
-    if instructions_here() == "amx":
+    if matmul.instructions(torch.bfloat16) == "amx":
         assert f"products: onednn-{isa};" in wide
         assert f"products: {'onednn-' * (left != 'torch')}{left};" in narrow
         assert f", {isa if left == 'torch' else left}; products" in narrow
         for backend in (wide, narrow):
             assert backend.endswith(f"{isa}") and backend.count("llvm ") == 2
-
-
-def instructions_here():
-    return matmul.instructions(torch.bfloat16)
 
 
 def test_calls_that_only_cuda_carries_out_fit_torch():
@@ -330,11 +320,8 @@ def test_filling_changes_nothing(found):
     narrow = packing.pack(sequences)
     filled = packing.pack(sequences, 4096, torch.device("cuda", 0))
     assert len(filled.tokens_T) == 4096 and filled.bounds == narrow.bounds
-    for (_, few), (_, many) in zip(
-        encoder.representations(narrow, range(6)),
-        encoder.representations(filled, range(6)),
-        strict=True,
-    ):
+    both = (encoder.representations(each, range(6)) for each in (narrow, filled))
+    for (_, few), (_, many) in zip(*both, strict=True):
         assert torch.equal(few[: narrow.bounds[-1]], many[: narrow.bounds[-1]])
         assert many.isfinite().all()
 
@@ -375,10 +362,8 @@ def test_places_name_the_row_of_every_residue():
 
 
 def test_pools_are_over_residues_and_have_the_same_bits_in_any_batch(found):
-    pools = ("mean", "max", "std")
-    options = esm2.Options(
-        layers=(2, 5), pool=pools, per_residue=True, output_dtype="float32", dtype="fp32"
-    )
+    more = {"per_residue": True, "output_dtype": "float32", "dtype": "fp32"}
+    options = esm2.Options(layers=(2, 5), pool=("mean", "max", "std"), **more)
     model = esm2.load(options, [CPU], found)
     proteins = [b"M", *(protein.encode() for protein in demo_proteins(8, 200))]
     together = values_of(esm2, model, proteins, 4096)
@@ -400,9 +385,8 @@ def test_pools_are_over_residues_and_have_the_same_bits_in_any_batch(found):
 @pytest.mark.parametrize("num_devices", [2, 3, 5, 7])
 def test_layers_over_devices_give_the_same_bits(found, num_devices):
     """CPUs stand in for GPUs that are too small for the model each."""
-    options = esm2.Options(
-        layers=tuple(range(6)), pool=("mean", "bos"), per_residue=True, dtype="fp32"
-    )
+    more = {"layers": tuple(range(6)), "per_residue": True, "dtype": "fp32"}
+    options = esm2.Options(pool=("mean", "bos"), **more)
     payloads = [protein.encode() for protein in demo_proteins(6, 300)]
     whole = esm2.load(options, [CPU], found)
     spread = esm2.load(options, [CPU] * num_devices, found)
@@ -480,12 +464,4 @@ LONG = """
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_36000_residues_in_full_need_little_memory(environment):
-
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LONG)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 1000  # MB; attention maps alone would be 41,000
+    assert int(printed_by(LONG, env=environment)) < 1000  # MB; attention maps alone would be 41,000

@@ -1,11 +1,14 @@
 """Contigs of several elements for gLM2: text and GenBank become tokens, and each element has
 vectors, against the published arithmetic and an own account of the authors' preprocessing."""
 
+import functools
 import hashlib
 import itertools
 import random
 import re
+from pathlib import Path
 
+import encoder_models
 import numpy as np
 import pandas as pd
 import published_arithmetic as published
@@ -16,24 +19,20 @@ from Bio import SeqIO
 from Bio.Seq import Seq
 from Bio.SeqFeature import CompoundLocation, SeqFeature, SimpleLocation
 from Bio.SeqRecord import SeqRecord
-from encoder_models import KINDS, write
+from encoder_models import KINDS, rows_of
 from esm2_models import relative_l2
 from programs import Desk
 from safetensors.torch import load_file
 
-from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.inputs import payloads as payloads_of
-from featuremill.workload import batches, plain_weights, weights
-from featuremill.workload.compute import values_of
+from featuremill.inputs import letters as payloads_of
+from featuremill.workload import batches
 from featuremill.workloads import encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
-CPU, FP32_L2 = cpu(), 1e-5
-WORDS = dict(zip("LAGVSERTIDPKQNFYMHWCXBUZOatcg", range(4, 33), strict=True)) | {
-    "<+>": 33,
-    "<->": 34,
-}
+FP32_L2 = 1e-5
+WORDS = {letter: 4 + n for n, letter in enumerate("LAGVSERTIDPKQNFYMHWCXBUZOatcg")}
+WORDS |= {"<+>": 33, "<->": 34}
 RESIDUES, BASES = "ACDEFGHIKLMNPQRSTVWYXBUZO", "acgt"
 CARD = (
     "<+>MALTKVEKRNRIKRRVRGKISGTQASPRLSVYKSNK<+>aatttaaggaa"
@@ -47,15 +46,8 @@ def glm2(tmp_path_factory):
     return published.write(tmp_path_factory.mktemp("contigs") / "glm2", "glm2")
 
 
-def options_of(folder, **options):
-    given = {"model": str(folder), "alphabet": "contigs", "dtype": "fp32"} | options
-    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
-    return encoder.resolve(encoder.Options.model_validate(given), CPU, found), found
-
-
-def loaded(folder, **options):
-    resolved, found = options_of(folder, **options)
-    return encoder.load(resolved, [CPU], found)
+options_of = functools.partial(encoder_models.asked, alphabet="contigs")
+loaded = functools.partial(encoder_models.loaded, alphabet="contigs")
 
 
 def fasta(path, contigs, width=60):
@@ -66,9 +58,16 @@ def fasta(path, contigs, width=60):
     return path
 
 
-def read(folder, contigs, path, width=60, **options):
-    settled, _ = options_of(folder, **options)
-    return list(encoder.records([fasta(path, contigs, width)], settled))
+@pytest.fixture
+def read(glm2, tmp_path):
+    """Return a function that reads contigs, or a file of them."""
+
+    def read(contigs, width=60, **options):
+        is_file = isinstance(contigs, Path)
+        path = contigs if is_file else fasta(tmp_path / "in.fa", contigs, width)
+        return list(encoder.records([path], options_of(glm2, **options)[0]))
+
+    return read
 
 
 def drawn(seed, count=6):
@@ -108,17 +107,12 @@ def expected_of(tensors, contigs):
 def test_the_whole_and_each_element_are_those_of_the_published_arithmetic(glm2, tmp_path, width):
     contigs = drawn(width)
     layers = range(published.LAYERS + 1)
-    model = loaded(
-        glm2,
-        parts=True,
-        layers=list(layers),
-        pool=["mean", "mean_all", "max", "std"],
-        per_residue=True,
-        output_dtype="float32",
-    )
+    more = {"pool": ["mean", "mean_all", "max", "std"], "per_residue": True}
+    more |= {"layers": list(layers), "output_dtype": "float32"}
+    model = loaded(glm2, parts=True, **more)
     records = list(encoder.records([fasta(tmp_path / "in.fa", contigs, width)], model.options))
     payloads = [record.payload for record in records]
-    together = values_of(encoder, model, payloads, 256).to_pylist()
+    together = rows_of(model, payloads, 256)
     tensors, worst = load_file(glm2 / "model.safetensors"), 0.0
     expected = list(expected_of(tensors, contigs))
     assert [record.id for record in records] == [id for id, *_ in expected]
@@ -126,16 +120,11 @@ def test_the_whole_and_each_element_are_those_of_the_published_arithmetic(glm2, 
     for record, row, (_, states, is_own, is_all) in zip(records, together, expected, strict=True):
         assert not record.reason
         assert encoder.num_vectors(record.payload, model.options) == is_own.sum()
-        (alone,) = values_of(encoder, model, [record.payload], 256).to_pylist()
+        (alone,) = rows_of(model, [record.payload], 256)
         for layer in layers:
             state, all = states[layer][is_own], states[layer][is_all]
-            vectors = {
-                "mean": state.mean(0),
-                "mean_all": all.mean(0),
-                "max": state.amax(0),
-                "std": state.std(0, correction=0),
-                "residues": state,
-            }
+            vectors = {"mean": state.mean(0), "mean_all": all.mean(0), "max": state.amax(0)}
+            vectors |= {"std": state.std(0, correction=0), "residues": state}
             for name, vector in vectors.items():
                 for found in (row, alone):
                     ours = torch.tensor(found[f"{name}_layer_{layer}"])
@@ -170,7 +159,7 @@ def test_a_contig_of_one_element_has_the_numbers_of_the_element(
         model = loaded(glm2, **pools, **more)
         path = fasta(tmp_path / "in.fa", {"one": written})
         (record,) = encoder.records([path], model.options)
-        found += values_of(encoder, model, [record.payload], 64).to_pylist()
+        found += rows_of(model, [record.payload], 64)
     assert found[0] == found[1]
 
 
@@ -188,9 +177,8 @@ def test_a_sequence_of_parts_is_computed_once_in_a_batch(glm2, tmp_path, monkeyp
 def test_contigs_of_a_shard_are_computed_about_twice_in_batches_of_a_gpu(budget, most):
     """And not once for each of their elements, whose payloads stand in the order of digests."""
     random_numbers = random.Random(1)
-    options = encoder.Options(
-        model="m", alphabet="contigs", parts=True, max_residues=4096, letters_per_token=1
-    )
+    more = {"parts": True, "max_residues": 4096, "letters_per_token": 1}
+    options = encoder.Options(model="m", alphabet="contigs", **more)
     payloads, num_tokens = [], 0
     for _ in range(300):
         letters = b""
@@ -230,65 +218,56 @@ def test_contigs_of_a_shard_are_computed_about_twice_in_batches_of_a_gpu(budget,
         ("<+>MA<mask>TK", "not an element of a contig: '<mask>' at letter 3 of element 1"),
     ],
 )
-def test_what_is_no_contig_is_refused_with_its_place(glm2, tmp_path, text, reason):
+def test_what_is_no_contig_is_refused_with_its_place(write, read, text, reason):
     contigs = {"good": CARD, "bad": text, "last": "<+>MK"}
-    path = tmp_path / "in.csv"
-    path.write_text("".join(f"{id},{each}\n" for id, each in {"id": "sequence", **contigs}.items()))
-    settled, _ = options_of(glm2, parts=True)
+    rows = {"id": "sequence", **contigs}.items()
+    table = write("in.csv", "".join(f"{id},{each}\n" for id, each in rows))
     ids = ["good", "good/1", "good/2", "good/3", "bad", "last", "last/1"]
-    found = list(encoder.records([path], settled))
+    found = read(table, parts=True)
     assert [record.id for record in found] == ids
     assert [record.reason for record in found] == [""] * 4 + [reason, "", ""]
     if text:  # the same of FASTA
-        assert read(glm2, contigs, tmp_path / "in.fa")[1].reason == reason
+        assert read(contigs)[1].reason == reason
 
 
-def test_records_that_run_into_one_another_end_the_command(glm2, tmp_path):
-    path = tmp_path / "in.fa"
-    path.write_text(">one\n<+>MALTK>two\n<->MKK\n")
+def test_records_that_run_into_one_another_end_the_command(write, read):
     with pytest.raises(UserError, match="two records have run into one"):
-        list(encoder.records([path], options_of(glm2)[0]))
+        read(write("in.fa", ">one\n<+>MALTK>two\n<->MKK\n"))
 
 
 @pytest.mark.parametrize("second", ["two a contig", "MKWLONGERTHANTHELINE", "b_1"])
-def test_a_record_that_ends_in_half_a_strand_takes_no_other_with_it(glm2, tmp_path, second):
-    path = tmp_path / "in.fa"
-    path.write_text(f">one\n<+>MALTK<+\n>{second}\n<->MKK\n")
-    found = list(encoder.records([path], options_of(glm2)[0]))
+def test_a_record_that_ends_in_half_a_strand_takes_no_other_with_it(write, read, second):
+    found = read(write("in.fa", f">one\n<+>MALTK<+\n>{second}\n<->MKK\n"))
     assert [record.id for record in found] == ["one", second.split()[0]]
     assert found[0].reason == "not an element of a contig: '<' at letter 6 of element 1"
     assert found[1].payload == b"-MKK"
 
 
-def test_what_was_read_otherwise_is_noted(glm2, tmp_path):
-    contigs = {
-        "stops": "<+>MAL*TJ*<+>acgu",
-        "minus": "<->acgt<+>M",
-        "n": "<+>acnngt",
-        "dna": "<+>" + "ACGT" * 10,
+def test_what_was_read_otherwise_is_noted(read):
+    notes = {
+        "<+>MAL*TJ*<+>acgu": "* dropped; J read as X; U read as T",
+        "<->acgt<+>M": "bases on <->, which the training had on <+> alone",
+        "<+>acnngt": "letters that are not in the model's vocabulary",
+        "<+>" + "ACGT" * 10: "looks like nucleotides",
     }
-    found = {record.id: record for record in read(glm2, contigs, tmp_path / "in.fa")}
-    assert found["stops"].payload == b"+MALTX+acgt"
-    assert found["stops"].note == "* dropped; J read as X; U read as T"
-    assert found["minus"].note == "bases on <->, which the training had on <+> alone"
-    assert found["n"].note == "letters that are not in the model's vocabulary"
-    assert found["dna"].note == "looks like nucleotides"
-    assert found["stops"].length == len(found["stops"].payload)
+    found = read({f"c{number}": text for number, text in enumerate(notes)})
+    assert [record.note for record in found] == [*notes.values()]
+    assert (found[0].payload, found[0].length) == (b"+MALTX+acgt", 11)
 
 
-def test_elements_have_the_names_that_the_text_gives_them(glm2, tmp_path):
+def test_elements_have_the_names_that_the_text_gives_them(read):
     text = "<+dnaA>MKT<+>acgt<-gyr|B>MLG<+2>M<+twice>MK<-twice>ML"
-    found = read(glm2, {"chr": text}, tmp_path / "in.fa", width=4, parts=True)
+    found = read({"chr": text}, width=4, parts=True)
     names = ["dnaA", "2", "gyr|B", "4", "5", "6"]
     assert [record.id for record in found] == ["chr", *(f"chr/{name}" for name in names)]
     assert [record.length for record in found] == [21, 3, 4, 3, 1, 2, 2]
     assert found[0].payload.startswith(b"+MKT+acgt-MLG+M+MK-ML\n")
 
 
-def test_names_of_elements_that_are_no_utf_8_are_read_as_latin_1(glm2, tmp_path):
+def test_names_of_elements_that_are_no_utf_8_are_read_as_latin_1(read, tmp_path):
     path = tmp_path / "in.fa"
     path.write_bytes(">chr\n<+gène>MKT\n<+2>acgt\n".encode("latin-1"))
-    whole, first, _ = encoder.records([path], options_of(glm2, parts=True)[0])
+    whole, first, _ = read(path, parts=True)
     assert (first.id, whole.note) == ("chr/gène", "header read as Latin-1")
 
 
@@ -299,23 +278,22 @@ LONG = "<+>MKTA<+>acg<->MLG<+>acgtacgtacgtacgtacgt<+>MK"
 """Of 5 + 4 + 4 + 21 + 3 tokens."""
 
 
-def test_a_long_contig_is_cut_between_elements_and_the_rest_is_refused(glm2, tmp_path):
+def test_a_long_contig_is_cut_between_elements_and_the_rest_is_refused(read):
     more = {"max_residues": 12, "parts": True}
-    whole, *parts = read(glm2, {"chr": LONG}, tmp_path / "in.fa", **more)
+    whole, *parts = read({"chr": LONG}, **more)
     assert whole.payload.split(b"\n")[0] == b"+MKTA+acg" and whole.length == 9
     assert whole.note == "longer than 12 tokens, elements behind them left out"
     assert [part.id for part in parts] == [f"chr/{number}" for number in range(1, 6)]
     reason = "too long: an element behind the first 12 tokens"
     assert [part.reason for part in parts] == ["", "", reason, reason, reason]
-    (alone,) = read(glm2, {"chr": LONG}, tmp_path / "in.fa", max_residues=12)
-    assert alone.payload == b"+MKTA+acg"
-    (exact,) = read(glm2, {"chr": LONG}, tmp_path / "in.fa", max_residues=13)
-    assert exact.payload == b"+MKTA+acg-MLG"
+    for most, payload in ((12, b"+MKTA+acg"), (13, b"+MKTA+acg-MLG")):
+        (alone,) = read({"chr": LONG}, max_residues=most)
+        assert alone.payload == payload
 
 
-def test_split_makes_windows_of_whole_elements(glm2, tmp_path):
+def test_split_makes_windows_of_whole_elements(glm2, read):
     more = {"max_residues": 13, "long": "split", "parts": True}
-    found = read(glm2, {"chr": LONG, "short": "<+>MK"}, tmp_path / "in.fa", **more)
+    found = read({"chr": LONG, "short": "<+>MK"}, **more)
     told = {record.id: (record.payload.split(b"\n")[0], record.note) for record in found}
     cut = "longer than 13 tokens, cut between elements"
     long = f"{cut}; an element longer than 13 tokens, truncated"
@@ -332,17 +310,16 @@ def test_split_makes_windows_of_whole_elements(glm2, tmp_path):
         "short/1": (b"+MK", ""),
     }
     model = loaded(glm2, **more)
-    values = values_of(encoder, model, [record.payload for record in found], 512)
-    assert values.num_rows == len(found)
-    (one,) = read(glm2, {"chr": "<+>" + "M" * 99}, tmp_path / "in.fa", **more | {"parts": False})
+    assert len(rows_of(model, [record.payload for record in found], 512)) == len(found)
+    (one,) = read({"chr": "<+>" + "M" * 99}, **more | {"parts": False})
     assert (one.id, len(one.payload)) == ("chr", 13)
 
 
-def test_as_many_tokens_as_in_the_training_are_taken_and_refuse_refuses(glm2, tmp_path):
+def test_as_many_tokens_as_in_the_training_are_taken_and_refuse_refuses(glm2, read):
     assert options_of(glm2)[0].max_residues == 4096
-    (record,) = read(glm2, {"chr": LONG}, tmp_path / "in.fa", max_residues=12, long="refuse")
+    (record,) = read({"chr": LONG}, max_residues=12, long="refuse")
     assert record.reason == "too long: 37 residues, at most 12" and not record.payload
-    (whole,) = read(glm2, {"chr": LONG}, tmp_path / "in.fa", long="full")
+    (whole,) = read({"chr": LONG}, long="full")
     assert whole.length == 37
 
 
@@ -365,7 +342,7 @@ def test_options_that_do_not_go_together_are_refused(glm2, given, part):
 
 
 def test_other_networks_read_no_contigs(tmp_path):
-    folder = write(tmp_path / "protbert", "protbert")
+    folder = encoder_models.write(tmp_path / "protbert", "protbert")
     assert KINDS["protbert"].model == "Bert"
     with pytest.raises(UserError, match="reads no contigs; give a gLM2"):
         options_of(folder)
@@ -381,14 +358,8 @@ def cds(location, translation, **names):
 
 
 def entry_of(id, bases, features, topology="linear"):
-    return SeqRecord(
-        Seq(bases),
-        id=id,
-        name=id[:10],
-        description="a contig",
-        features=features,
-        annotations={"molecule_type": "DNA", "topology": topology},
-    )
+    more = {"annotations": {"molecule_type": "DNA", "topology": topology}, "features": features}
+    return SeqRecord(Seq(bases), id, id[:10], "a contig", **more)
 
 
 def genbank(path, *entries):
@@ -413,7 +384,7 @@ def by_the_authors(bases, genes):
     return "".join(text for _, text in sorted(elements, key=lambda element: element[0]))
 
 
-def test_an_entry_becomes_what_the_authors_scripts_make_of_it(glm2, tmp_path):
+def test_an_entry_becomes_what_the_authors_scripts_make_of_it(read, tmp_path):
     random_numbers = random.Random(4)
     entries, texts = [], []
     for number in range(12):
@@ -435,16 +406,14 @@ def test_an_entry_becomes_what_the_authors_scripts_make_of_it(glm2, tmp_path):
         features.append(cds(rna, "", locus_tag=f"B{number}_pseudo"))
         entries.append(entry_of(f"C{number}", bases, features))
         texts.append(by_the_authors(bases, genes))
-    path = genbank(tmp_path / "all.gb", *entries)
-    settled, _ = options_of(glm2)
-    found = list(encoder.records([path], settled))
+    found = read(genbank(tmp_path / "all.gb", *entries))
     assert [record.id for record in found] == [entry.id for entry in entries]
     expected = [text.replace("<+>", "+").replace("<->", "-").encode() for text in texts]
     assert [record.payload for record in found] == expected
     assert {record.note for record in found} == {""} and found[0].description == "a contig"
 
 
-def test_elements_of_an_entry_are_called_by_their_tags_or_places(glm2, tmp_path):
+def test_elements_of_an_entry_are_called_by_their_tags_or_places(read, tmp_path):
     exons = CompoundLocation([SimpleLocation(60, 70, strand=-1), SimpleLocation(40, 50, strand=-1)])
     features = [
         cds(SimpleLocation(3, 12, strand=1), "MKT", locus_tag="b1", protein_id="WP_1.1"),
@@ -454,8 +423,7 @@ def test_elements_of_an_entry_are_called_by_their_tags_or_places(glm2, tmp_path)
         cds(SimpleLocation(80, 89, strand=1), "MKTA*", protein_id="WP 4<.1"),
     ]
     path = genbank(tmp_path / "one.gb", entry_of("NC_1.1", "ACGTA" * 20, features))
-    settled, _ = options_of(glm2, parts=True)
-    whole, *parts = encoder.records([path], settled)
+    whole, *parts = read(path, parts=True)
     told = {}
     for part in parts:
         letters, _, region = part.payload.split(b"\n")
@@ -475,7 +443,7 @@ def test_elements_of_an_entry_are_called_by_their_tags_or_places(glm2, tmp_path)
 
 
 @pytest.mark.parametrize("strand", [1, -1])
-def test_a_gene_over_the_end_of_a_circle_covers_both_ends_and_nothing_else(glm2, tmp_path, strand):
+def test_a_gene_over_the_end_of_a_circle_covers_both_ends_and_nothing_else(read, tmp_path, strand):
     pieces = [SimpleLocation(90, 100, strand=strand), SimpleLocation(0, 5, strand=strand)]
     features = [
         cds(CompoundLocation(pieces[::strand]), "MEND", locus_tag="round"),
@@ -483,15 +451,13 @@ def test_a_gene_over_the_end_of_a_circle_covers_both_ends_and_nothing_else(glm2,
     ]
     entry = entry_of("plasmid", "ACGTA" * 20, features, "circular")
     path = genbank(tmp_path / "circle.gb", entry)
-    settled, _ = options_of(glm2, parts=True)
-    whole, *parts = encoder.records([path], settled)
+    whole, *parts = read(path, parts=True)
     sign = "+" if strand == 1 else "-"
     bases = ("ACGTA" * 20).lower()
     text = f"+{bases[5:20]}+MKT+{bases[29:90]}{sign}MEND"
     assert whole.payload.split(b"\n")[0].decode() == text
-    assert [part.id for part in parts] == [
-        f"plasmid/{name}" for name in ("6-20", "b1", "30-90", "round")
-    ]
+    names = ("6-20", "b1", "30-90", "round")
+    assert [part.id for part in parts] == [f"plasmid/{name}" for name in names]
 
 
 def test_a_run_gives_contigs_and_elements_their_vectors_and_accounts_for_the_rest(
@@ -512,12 +478,8 @@ def test_a_run_gives_contigs_and_elements_their_vectors_and_accounts_for_the_res
     found = pd.read_parquet(tmp_path / "results/my/embeddings.parquet").set_index("id")
     tensors = load_file(glm2 / "model.safetensors")
     contig = f"<+>MKT<+>{bases[12:20].lower()}<->MLGA"
-    expected = {
-        id: states[-1][is_own].mean(0)
-        for id, states, is_own, _ in expected_of(
-            tensors, {"C1": contig, "card": CARD, "one": "<->MW"}
-        )
-    }
+    every = expected_of(tensors, {"C1": contig, "card": CARD, "one": "<->MW"})
+    expected = {id: states[-1][is_own].mean(0) for id, states, is_own, _ in every}
     for number, name in enumerate(("b1", "13-20", "b2"), 1):
         expected[f"C1/{name}"] = expected.pop(f"C1/{number}")
     expected |= {f"same{id[2:]}": vector for id, vector in expected.items() if id[:2] == "C1"}
@@ -529,25 +491,17 @@ def test_a_run_gives_contigs_and_elements_their_vectors_and_accounts_for_the_res
     assert failed["reason"][0] == "an element without its strand: 'M' at letter 1"
 
 
-def test_an_entry_without_a_protein_or_its_sequence_is_refused(glm2, tmp_path):
+def test_an_entry_without_a_protein_or_its_sequence_is_refused(read, tmp_path):
     bare = entry_of("bare", "ACGTA" * 20, [])
     good = entry_of("good", "ACGTA" * 20, [cds(SimpleLocation(3, 12, strand=1), "MKT")])
     path = genbank(tmp_path / "two.gb", bare, good)
     text = path.read_text()
     features, _, rest = text.rpartition("ORIGIN")
-    unknown = features.replace("LOCUS       good", "LOCUS       none").replace(
-        "VERSION     good", "VERSION     none"
-    )
+    unknown = re.sub("^(LOCUS|VERSION) ( +)good", r"\1 \2none", features, flags=re.MULTILINE)
     assert rest and unknown.count("LOCUS") == 2
     only = unknown[unknown.index("LOCUS       none") :] + "CONTIG      join(X:1..100)\n//\n"
     path.write_text(text + only)
-    settled, _ = options_of(glm2)
-    found = list(encoder.records([path], settled))
-    assert [record.id for record in found] == ["bare", "good", "none"]
-    assert [record.reason for record in found] == [
-        "no element of a contig",
-        "",
-        "no element of a contig",
-    ]
+    found, reason = read(path), "no element of a contig"
+    told = [(record.id, record.reason, record.line) for record in found]
+    assert told == [("bare", reason, 1), ("good", "", 2), ("none", reason, 3)]
     assert found[1].payload == b"+MKT"
-    assert [record.line for record in found] == [1, 2, 3]

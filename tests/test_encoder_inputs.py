@@ -7,42 +7,24 @@ import re
 import numpy as np
 import pytest
 import torch
-from encoder_models import KINDS, T5_PIECES, save, t5, t5_tokenizer, write
-from encoder_models import esm as esm_config
+from encoder_models import KINDS, T5_PIECES, loaded, rows_of, save, t5, t5_tokenizer, write
+from encoder_models import asked as resolved
 from encoder_models import network as made
 from esm2_models import demo_proteins, relative_l2
+from programs import write_fasta
 
-from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.inputs import payloads
-from featuremill.workload import plain_weights, weights
+from featuremill.inputs import letters as payloads
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
-CPU = cpu()
 FP32_L2 = 1e-5
 SAPROT_TOKENS = [
     *("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"),
     *(a + b for a, b in itertools.product("ACDEFGHIKLMNPQRSTVWY#", "pynwrqhgdlvtmfsaeikc#")),
 ]
-
-
-def resolved(folder, **options):
-    given = {"model": str(folder), "alphabet": "proteins", "dtype": "fp32"} | options
-    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
-    return encoder.resolve(encoder.Options.model_validate(given), CPU, found), found
-
-
-def loaded(folder, **options):
-    settled, found = resolved(folder, **options)
-    return encoder.load(settled, [CPU], found)
-
-
-def fasta(path, records):
-    path.write_text("".join(f">{id}\n{letters}\n" for id, letters in records.items()))
-    return path
 
 
 # SaProt
@@ -52,14 +34,7 @@ def fasta(path, records):
 def saprot(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saprot") / "saprot"
     folder.mkdir()
-    config = esm_config(
-        446,
-        position_embedding_type="rotary",
-        max_position_embeddings=1026,
-        emb_layer_norm_before=False,
-        token_dropout=True,
-        mask_token_id=4,
-    )
+    config = KINDS["esm2"].config | {"vocab_size": 446, "mask_token_id": 4}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "vocab.txt").write_text("\n".join(SAPROT_TOKENS) + "\n")
     save(folder, made(KINDS["esm2"], config).state_dict(), "esm.")
@@ -71,13 +46,13 @@ def test_a_residue_and_its_structure_are_one_token_as_in_transformers(saprot, tm
 
     proteins = {"one": "MKVLAX", "two": "ACDEFGHIKL", "three": "MKV"}
     structures = {"one": "dpvqac", "two": "DPVQ#ACDEF"}
-    options = {"structures": str(fasta(tmp_path / "3di.fa", structures))}
+    options = {"structures": str(write_fasta(tmp_path / "3di.fa", structures))}
     model = loaded(saprot, per_residue=True, output_dtype="float32", **options)
-    found = list(encoder.records([fasta(tmp_path / "in.fa", proteins)], model.options))
+    found = list(encoder.records([write_fasta(tmp_path / "in.fa", proteins)], model.options))
     assert [record.length for record in found] == [6, 10, 3]
     assert found[2].note == "no structure of this record, # for each residue"
     assert found[0].note == "letters that are not in the model's vocabulary"
-    values = values_of(encoder, model, [record.payload for record in found], 512).to_pylist()
+    values = rows_of(model, [record.payload for record in found], 512)
     tokenizer = EsmTokenizer(str(saprot / "vocab.txt"))
     network = EsmModel.from_pretrained(saprot, add_pooling_layer=False).eval()
     for (id, letters), row in zip(proteins.items(), values, strict=True):
@@ -98,31 +73,30 @@ def test_structures_come_from_a_column_and_are_cut_with_their_residues(saprot, t
     assert (one.payload, two.payload) == (b"MKVLA\ndpvqa", b"MKVLA\nddddd")
     assert encoder.cost(one.payload, model.options) == 5
     assert encoder.num_vectors(one.payload, model.options) == 3
-    whole, cut = (
-        values_of(encoder, model, [payload], 512).to_pylist()
-        for payload in (one.payload, b"MKV\ndpv")
-    )
+    whole, cut = (rows_of(model, [payload]) for payload in (one.payload, b"MKV\ndpv"))
     assert whole == cut
 
 
 def test_a_structure_is_of_the_record_with_its_accession(saprot, tmp_path):
-    proteins = fasta(tmp_path / "in.fa", {"sp|P12345|ONE_HUMAN": "MKV", "two": "MKV"})
-    options, _ = resolved(saprot, structures=str(fasta(tmp_path / "3di.fa", {"P12345": "dpv"})))
+    proteins = write_fasta(tmp_path / "in.fa", {"sp|P12345|ONE_HUMAN": "MKV", "two": "MKV"})
+    options, _ = resolved(
+        saprot, structures=str(write_fasta(tmp_path / "3di.fa", {"P12345": "dpv"}))
+    )
     one, two = encoder.records([proteins], options)
     assert (one.payload, two.payload) == (b"MKV\ndpv", b"MKV")
 
 
 def test_a_structure_of_another_length_fails_its_record_alone(saprot, tmp_path):
-    structures = fasta(tmp_path / "3di.fa", {"one": "dp", "two": "dpv"})
+    structures = write_fasta(tmp_path / "3di.fa", {"one": "dp", "two": "dpv"})
     options, _ = resolved(saprot, structures=str(structures))
-    proteins = fasta(tmp_path / "in.fa", {"one": "MKV", "two": "MKV"})
+    proteins = write_fasta(tmp_path / "in.fa", {"one": "MKV", "two": "MKV"})
     one, two = encoder.records([proteins], options)
     assert one.reason == "its structure has another length: 2 letters for 3 residues"
     assert one.payload == b"" and two.reason == ""
 
 
 def test_a_hash_is_a_letter_of_structure_wherever_a_line_breaks(saprot, tmp_path):
-    proteins = fasta(tmp_path / "in.fa", {"one": "MKVLA", "two": "MKVLA"})
+    proteins = write_fasta(tmp_path / "in.fa", {"one": "MKVLA", "two": "MKVLA"})
     text = "# of Foldseek\n>one\n##v\n#a\n; and\n\n>two with words\n#####\n"
     (tmp_path / "3di.fa").write_text(text)
     (tmp_path / "3di.tsv").write_text("id\tsequence\none\t##v#a\ntwo\t#####\n")
@@ -145,18 +119,17 @@ def test_residues_and_their_structure_in_turns_are_read_as_the_two(saprot, tmp_p
         "no 3Di": ("MdKxTv", b"", "not a letter of 3Di: 'x' at letter 2"),
         "hash": ("MKT#", b"", "not an amino acid: '#' at residue 4"),
     }
-    inputs = fasta(tmp_path / "in.fa", {id.split()[0]: text for id, (text, *_) in texts.items()})
+    inputs = write_fasta(
+        tmp_path / "in.fa", {id.split()[0]: text for id, (text, *_) in texts.items()}
+    )
     options, _ = resolved(saprot)
-    for record, (_, payload, reason) in zip(
-        encoder.records([inputs], options), texts.values(), strict=True
-    ):
-        assert (
-            record.payload == payload and reason in record.reason and bool(reason) != bool(payload)
-        )
-    lengths = [record.length for record in encoder.records([inputs], options)]
-    assert lengths[:3] == [4, 5, 6]
+    found = list(encoder.records([inputs], options))
+    for record, (_, payload, reason) in zip(found, texts.values(), strict=True):
+        assert record.payload == payload and reason in record.reason
+        assert bool(reason) != bool(payload)
+    assert [record.length for record in found[:3]] == [4, 5, 6]
     structures = {"one": "dpvv", "two": "ddddd", "residues": "dddddd"}
-    beside, _ = resolved(saprot, structures=str(fasta(tmp_path / "3di.fa", structures)))
+    beside, _ = resolved(saprot, structures=str(write_fasta(tmp_path / "3di.fa", structures)))
     one, two, residues, *_ = encoder.records([inputs], beside)
     assert one.payload == b"MKTA\ndpvv" and residues.payload == b"MDKPTV\ndddddd"
     assert two.reason == "it has two structures" and not two.payload
@@ -175,7 +148,7 @@ def test_a_file_of_structures_that_is_none_is_refused(saprot, tmp_path, text, pa
     structures.write_text(text)
     options, _ = resolved(saprot, structures=str(structures))
     with pytest.raises(UserError, match=part):
-        list(encoder.records([fasta(tmp_path / "in.fa", {"one": "MKV"})], options))
+        list(encoder.records([write_fasta(tmp_path / "in.fa", {"one": "MKV"})], options))
 
 
 # Regions
@@ -193,7 +166,7 @@ def regions(path, text):
 
 def test_regions_are_pooled_from_residues_of_the_whole_record(esm2, tmp_path):
     one, two, three = ((text * 2)[:60] for text in demo_proteins(3, 80))
-    proteins = fasta(tmp_path / "in.fa", {"one": one, "two": two, "three": three})
+    proteins = write_fasta(tmp_path / "in.fa", {"one": one, "two": two, "three": three})
     table = regions(tmp_path / "r.tsv", "two\t1\t1\t\none\t5\t12\tloop\none\t12\t60\ttail\n")
     pools = ["mean", "max", "std"]
     more = {"per_residue": True, "output_dtype": "float32"}
@@ -201,10 +174,8 @@ def test_regions_are_pooled_from_residues_of_the_whole_record(esm2, tmp_path):
     found = list(encoder.records([proteins], model.options))
     assert [record.id for record in found] == ["one/loop", "one/tail", "two/1-1", "three"]
     assert found[3].reason == "no region of this record" and found[3].payload == b""
-    values = values_of(encoder, model, [record.payload for record in found[:3]], 512).to_pylist()
-    whole = values_of(
-        encoder, loaded(esm2, pool="none", **more), [one.encode(), two.encode()], 512
-    ).to_pylist()
+    values = rows_of(model, [record.payload for record in found[:3]], 512)
+    whole = rows_of(loaded(esm2, pool="none", **more), [one.encode(), two.encode()], 512)
     for row, (place, start, end) in zip(values, [(0, 4, 12), (0, 11, 60), (1, 0, 1)], strict=True):
         own = np.array(whole[place]["residues_layer_3"], np.float32)[start:end]
         assert relative_l2(np.array(row["residues_layer_3"]), own) <= FP32_L2
@@ -224,9 +195,9 @@ def test_a_network_sees_a_sequence_once_for_all_its_regions_in_a_batch(esm2, tmp
     mixed = [b"MKVLAMKVLA\n\n3-3", b"MKV\n\n1-3"]  # a site of the longest, a stretch of another
     found = values_of(encoder, sites, mixed, 512)["residues_layer_3"].to_pylist()
     assert [len(row) for row in found] == [1, 3]
-    together = values_of(encoder, model, texts, 512).to_pylist()
+    together = rows_of(model, texts, 512)
     for text, row in zip(texts, together, strict=True):
-        (alone,) = values_of(encoder, model, [text], 512).to_pylist()
+        (alone,) = rows_of(model, [text], 512)
         assert np.allclose(alone["mean_layer_3"], row["mean_layer_3"], rtol=1e-4, atol=1e-5)
 
 
@@ -235,17 +206,12 @@ def test_a_region_names_its_record_by_an_accession(esm2, tmp_path):
     table = regions(tmp_path / "r.tsv", "P01857\t1\t3\tCH1\nP01857\t4\t9\tCH2\nP01859\t1\t2\t\n")
     options, _ = resolved(esm2, regions=table)
     given = {"sp|P01857|IGHG1_HUMAN": "MKVLAMKVLA", "P01859": "MKVL"}
-    found = list(encoder.records([fasta(tmp_path / "in.fa", given)], options))
-    assert [record.id for record in found] == [
-        "sp|P01857|IGHG1_HUMAN/CH1",
-        "sp|P01857|IGHG1_HUMAN/CH2",
-        "P01859/1-2",
-    ]
+    found = list(encoder.records([write_fasta(tmp_path / "in.fa", given)], options))
+    names = ["sp|P01857|IGHG1_HUMAN/CH1", "sp|P01857|IGHG1_HUMAN/CH2", "P01859/1-2"]
+    assert [record.id for record in found] == names
     given["tr|P01857|OTHER_HUMAN"] = "MKVLAMKVLAM"
-    with pytest.raises(
-        UserError, match=r"r.tsv:2: 'P01857' is the accession of more than one reco"
-    ):
-        list(encoder.records([fasta(tmp_path / "in.fa", given)], options))
+    with pytest.raises(UserError, match=r"r.tsv:2: 'P01857' is the accession of more than one rec"):
+        list(encoder.records([write_fasta(tmp_path / "in.fa", given)], options))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +233,7 @@ def test_a_region_names_its_record_by_an_accession(esm2, tmp_path):
 )
 def test_a_row_that_is_no_region_is_refused_with_file_and_row(esm2, tmp_path, rows, part):
     options, _ = resolved(esm2, regions=regions(tmp_path / "r.tsv", rows), max_residues=8)
-    proteins = fasta(tmp_path / "in.fa", {"one": "MKVLAMKVLA"})
+    proteins = write_fasta(tmp_path / "in.fa", {"one": "MKVLAMKVLA"})
     with pytest.raises(UserError, match=part):
         list(encoder.records([proteins], options))
 
@@ -275,7 +241,7 @@ def test_a_row_that_is_no_region_is_refused_with_file_and_row(esm2, tmp_path, ro
 def test_a_region_beyond_the_end_of_its_record_is_refused_and_no_other(esm2, tmp_path):
     table = regions(tmp_path / "r.tsv", "one\t1\t3\t\none\t1\t11\t\none\t1\t9\t\ntwo\t1\t8\t\n")
     options, _ = resolved(esm2, regions=table, max_residues=8)
-    proteins = fasta(tmp_path / "in.fa", {"one": "MKVLAMKVLA", "two": "MKVLAMKV"})
+    proteins = write_fasta(tmp_path / "in.fa", {"one": "MKVLAMKVLA", "two": "MKVLAMKV"})
     found = {record.id: record for record in encoder.records([proteins], options)}
     assert {id: record.reason for id, record in found.items()} == {
         "one/1-3": "",
@@ -284,19 +250,6 @@ def test_a_region_beyond_the_end_of_its_record_is_refused_and_no_other(esm2, tmp
         "two/1-8": "",
     }
     assert [id for id, record in found.items() if not record.payload] == ["one/1-11", "one/1-9"]
-
-
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"regions": "r.tsv", "pool": ["mean", "cls"]}, "pool: cls is of whole sequences"),
-        ({"structure_column": "x"}, "no effect with no structures"),
-        ({"structures": "x", "alphabet": "nucleotides"}, "structures are of proteins"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        encoder.Options.model_validate({"model": "x", "alphabet": "proteins"} | options)
 
 
 def test_what_the_vocabulary_has_no_letters_for_is_refused(esm2, tmp_path):
@@ -308,12 +261,8 @@ def test_what_the_vocabulary_has_no_letters_for_is_refused(esm2, tmp_path):
 
 
 def test_a_payload_is_its_parts():
-    for parts in (
-        payloads.Parts(b"MKV"),
-        payloads.Parts(b"MKV", b"dpv"),
-        payloads.Parts(b"MKV", b"", (1, 3)),
-        payloads.Parts(b"MKV", b"dpv", (2, 2)),
-    ):
+    for given in ((b"MKV",), (b"MKV", b"dpv"), (b"MKV", b"", (1, 3)), (b"MKV", b"dpv", (2, 2))):
+        parts = payloads.Parts(*given)
         assert payloads.parts_of(parts.payload) == parts
     assert payloads.Parts(b"MKV").payload == b"MKV"
 
@@ -340,8 +289,7 @@ def test_ankh_3_has_a_prefix_for_features_unless_another_is_chosen(tmp_path):
         with pytest.raises(UserError, match=f"no token '.*' that may stand .* one of {chosen}"):
             resolved(folder, prefix=wrong)
     usual, other = (
-        values_of(encoder, loaded(folder, prefix=prefix), [b"MKV"], 64).to_pylist()
-        for prefix in ("", "[S2S]")
+        rows_of(loaded(folder, prefix=prefix), [b"MKV"], 64) for prefix in ("", "[S2S]")
     )
     assert usual != other
 
@@ -351,14 +299,14 @@ def test_letters_of_structure_are_small_ones_to_prostt5(tmp_path):
 
     folder = write(tmp_path / "prostt5", "prostt5")
     texts = {"small": "dpvvqaclvv", "capital": "DDPVVVVCVW", "mixed": "dpVVqacLWk"}
-    inputs = fasta(tmp_path / "3di.fa", texts | {"wrong": "dpvx", "hash": "#dpv"})
+    inputs = write_fasta(tmp_path / "3di.fa", texts | {"wrong": "dpvx", "hash": "#dpv"})
     more = {"per_residue": True, "output_dtype": "float32", "prefix": "<fold2AA>"}
     model = loaded(folder, **more)
     *found, wrong, hash = encoder.records([inputs], model.options)
     assert wrong.reason == "not a letter of 3Di: 'x' at letter 4" and not wrong.payload
     assert hash.reason == "not a letter of 3Di: '#' at letter 1"
     assert not any(record.note or record.reason for record in found)
-    rows = values_of(encoder, model, [record.payload for record in found], 512).to_pylist()
+    rows = rows_of(model, [record.payload for record in found], 512)
     network = T5EncoderModel.from_pretrained(folder).eval()
     fold2aa, first = 148, len(T5_PIECES)  # of 3Di, in the order of their letters
     for text, row in zip(texts.values(), rows, strict=True):
@@ -372,7 +320,7 @@ def test_small_letters_of_3di_before_residues_are_noticed(tmp_path):
     folder = write(tmp_path / "prostt5", "prostt5")
     texts = {"3di": "dpvvqaclvv", "residues": "DPVVQACLVV", "rare": "dpvux"}
     options, _ = resolved(folder)
-    found = list(encoder.records([fasta(tmp_path / "in.fa", texts)], options))
+    found = list(encoder.records([write_fasta(tmp_path / "in.fa", texts)], options))
     assert [record.payload for record in found] == [b"DPVVQACLVV", b"DPVVQACLVV", b"DPVUX"]
     notes = ["small letters read as residues, not as 3Di", "", "U, Z, O and B read as X"]
     assert [record.note for record in found] == notes
@@ -386,7 +334,7 @@ def test_a_prefix_is_one_that_the_network_s_authors_use(tmp_path, prefix):
 
 
 def test_ankh_has_rare_residues_and_the_other_t5s_read_x(tmp_path):
-    inputs = fasta(tmp_path / "in.fa", {"one": "MUZOB"})
+    inputs = write_fasta(tmp_path / "in.fa", {"one": "MUZOB"})
     for name, letters in (("ankh", "MUZOB"), ("prott5", "MXXXX")):
         folder = write(tmp_path / name, name)
         model = loaded(folder)

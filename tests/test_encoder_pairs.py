@@ -2,23 +2,24 @@
 transformers has them with the authors' way of writing a pair."""
 
 import csv
+import functools
 import random
 from pathlib import Path
 
+import encoder_models
 import pandas as pd
 import pytest
 import torch
-from encoder_models import KINDS, T5_PIECES, network, save, write
+from encoder_models import KINDS, T5_PIECES, network, rows_of, save, write
 from esm2_models import relative_l2
+from programs import write_fasta
 
-from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.workload import plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
-CPU, FP32_L2 = cpu(), 1e-5
+FP32_L2 = 1e-5
 HEAVY = (
     "VQLAQSGSELRKPGASVKVSCDTSGHSFTSNAIHWVRQAPGQGLEWMGWINTDTGTPTYAQGFTGRFVFSLDTSARTAYL"
     "QISSLKADDTAVFYCARERDYSDYFFDYWGQGTLVTVSS"
@@ -39,15 +40,8 @@ def folders(tmp_path_factory):
     return {name: write(folder / name, kind) for name, kind in NETWORKS.items()}
 
 
-def options_of(folder, **options):
-    given = {"model": str(folder), "alphabet": "proteins", "paired": True, "dtype": "fp32"}
-    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
-    return encoder.resolve(encoder.Options.model_validate(given | options), CPU, found), found
-
-
-def loaded(folder, **options):
-    resolved, found = options_of(folder, **options)
-    return encoder.load(resolved, [CPU], found)
+options_of = functools.partial(encoder_models.asked, paired=True)
+loaded = functools.partial(encoder_models.loaded, paired=True)
 
 
 def encoded(folder, name, heavy, light):
@@ -57,12 +51,11 @@ def encoded(folder, name, heavy, light):
     heavy, light = (chain.translate(str.maketrans("UZOB", "XXXX")) for chain in (heavy, light))
     if name == "igbert":
         tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False)
-        text = " ".join(heavy) + " [SEP] " + " ".join(light)
     else:
         pieces = [(piece, -1.0) for piece in T5_PIECES]
         tokenizer = transformers.T5Tokenizer(vocab=pieces, extra_ids=0)
-        text = " ".join(heavy) + " </s> " + " ".join(light)
-    return tokenizer(text, return_special_tokens_mask=True)
+    between = "[SEP]" if name == "igbert" else "</s>"
+    return tokenizer(" ".join([*heavy, between, *light]), return_special_tokens_mask=True)
 
 
 def tokens_of(*chains):
@@ -106,7 +99,7 @@ def test_a_pair_and_its_chains_are_those_of_transformers_alone_and_in_a_batch(
     records = list(encoder.records([table], model.options))
     ids = [id + end for id in pairs for end in ("", "/heavy", "/light")]
     assert [record.id for record in records] == ids
-    together = values_of(encoder, model, [record.payload for record in records], 512).to_pylist()
+    together = rows_of(model, [record.payload for record in records], 512)
     made = "BertModel" if name == "igbert" else "T5EncoderModel"
     no_head = {"add_pooling_layer": False} if name == "igbert" else {}
     reference = getattr(transformers, made).from_pretrained(folder, **no_head).float().eval()
@@ -116,24 +109,18 @@ def test_a_pair_and_its_chains_are_those_of_transformers_alone_and_in_a_batch(
         with torch.inference_mode():
             states = reference(tokens, output_hidden_states=True).hidden_states
         between = first + len(heavy)
-        spans = [
-            [*range(first, between), *range(between + 1, between + 1 + len(light))],
-            list(range(first, between)),
-            list(range(between + 1, between + 1 + len(light))),
-        ]
-        alls = [list(range(tokens.shape[1])), list(range(between)), [between, *spans[2]]]
+        of_heavy = [*range(first, between)]
+        of_light = [*range(between + 1, between + 1 + len(light))]
+        spans = [[*of_heavy, *of_light], of_heavy, of_light]
+        alls = [[*range(tokens.shape[1])], [*range(between)], [between, *of_light]]
         for part, (own, all) in enumerate(zip(spans, alls, strict=True)):
             record = records[3 * place + part]
             assert encoder.num_vectors(record.payload, model.options) == len(own)
-            (alone,) = values_of(encoder, model, [record.payload], 512).to_pylist()
+            (alone,) = rows_of(model, [record.payload], 512)
             for layer in layers:
                 state = states[layer][0]
-                vectors = {
-                    "mean": state[own].mean(0),
-                    "mean_all": state[all].mean(0),
-                    "max": state[own].amax(0),
-                    "residues": state[own],
-                }
+                vectors = {"mean": state[own].mean(0), "mean_all": state[all].mean(0)}
+                vectors |= {"max": state[own].amax(0), "residues": state[own]}
                 for key, vector in vectors.items():
                     for row in (together[3 * place + part], alone):
                         ours = torch.tensor(row[f"{key}_layer_{layer}"])
@@ -147,22 +134,16 @@ def test_the_mean_of_the_cards_counts_what_stands_between_the_chains(folders, tm
     """Their mask is of the special tokens that the tokenizer adds, and the one in the text is not
     among these."""
     model = loaded(folders[name], **COLUMNS, pool=["mean"], per_residue=True)
-    (record,) = encoder.records(
-        [written(tmp_path / "in.csv", {"a": (HEAVY, LIGHT)})], model.options
-    )
+    table = written(tmp_path / "in.csv", {"a": (HEAVY, LIGHT)})
+    (record,) = encoder.records([table], model.options)
     theirs = encoded(folders[name], name, HEAVY, LIGHT)
     assert model.vocabulary.tokens(record.payload).tolist() == theirs["input_ids"]
     assert theirs["special_tokens_mask"].count(0) == len(HEAVY) + len(LIGHT) + 1
-    (row,) = values_of(encoder, model, [record.payload], 512).to_pylist()
+    (row,) = rows_of(model, [record.payload], 512)
     assert len(row["residues_layer_3"]) == len(HEAVY) + len(LIGHT)
 
 
 # Where pairs come from
-
-
-def fasta(path, records):
-    path.write_text("".join(f">{id}\n{letters}\n" for id, letters in records.items()))
-    return path
 
 
 def read(folder, path, **options):
@@ -178,7 +159,7 @@ def test_chains_of_one_id_are_a_pair_wherever_they_stand(folders, tmp_path):
         "mab2_heavy": "qvq*",
         "Ab|3|VH": "QVU",
     }
-    found = read(folders["igbert"], fasta(tmp_path / "in.fa", chains))
+    found = read(folders["igbert"], write_fasta(tmp_path / "in.fa", chains))
     told = [(record.id, record.payload, record.line, record.note) for record in found]
     assert told == [
         ("mab1", b"EVQ|DIQ", 1, ""),
@@ -192,7 +173,7 @@ def test_chains_of_one_id_are_a_pair_wherever_they_stand(folders, tmp_path):
 
 def test_a_chain_without_its_partner_is_refused(folders, tmp_path):
     chains = {"mab1_H": "EVQ", "mab2_L": "DIV", "mab3": "MKT", "mab4_H": "EVQ", "mab4_L": "D1Q"}
-    found = read(folders["igt5"], fasta(tmp_path / "in.fa", chains), parts=True)
+    found = read(folders["igt5"], write_fasta(tmp_path / "in.fa", chains), parts=True)
     assert {record.id: record.reason for record in found} == {
         "mab3": "not known which chain it is: mab3",
         "mab4": "a chain that cannot be read: light, not an amino acid: '1' at residue 2",
@@ -280,18 +261,16 @@ def test_chains_of_two_files_are_no_pair(folders, tmp_path, is_airr):
             frame.to_csv(paths[-1], sep="\t", index=False)
         else:
             records = {f"{id}_{locus[2].replace('K', 'L')}": text for id, locus, text in chains}
-            paths.append(fasta(tmp_path / f"{name}.fa", records))
+            paths.append(write_fasta(tmp_path / f"{name}.fa", records))
     options, _ = options_of(folders["igbert"], **columns)
     found = list(encoder.records(paths, options))
-    assert [(Path(record.source).stem, record.payload) for record in found] == [
-        ("a", b""),
-        ("a", b"EVQL|DIQ"),
-        ("b", b""),
-        ("b", b"QQQ|QAV"),
+    alone = "a chain without its partner: no {} chain".format
+    assert [(Path(each.source).stem, each.payload, each.reason) for each in found] == [
+        ("a", b"", alone("light")),
+        ("a", b"EVQL|DIQ", ""),
+        ("b", b"", alone("heavy")),
+        ("b", b"QQQ|QAV", ""),
     ]
-    ends = ("light", "heavy")
-    reasons = [f"a chain without its partner: no {end} chain" for end in ends]
-    assert [record.reason for record in found] == [reasons[0], "", reasons[1], ""]
 
 
 def test_a_pair_is_never_cut(folders, tmp_path):
@@ -302,7 +281,9 @@ def test_a_pair_is_never_cut(folders, tmp_path):
 
 
 def test_gaps_and_rare_residues_are_letters_of_a_chain(folders, tmp_path):
-    (record,) = read(folders["igbert"], fasta(tmp_path / "in.fa", {"a_H": "E-Q", "a_L": "D.U"}))
+    (record,) = read(
+        folders["igbert"], write_fasta(tmp_path / "in.fa", {"a_H": "E-Q", "a_L": "D.U"})
+    )
     assert record.payload == b"E-Q|D.U"
     assert "gaps (- or .) are kept" in record.note and "U, Z, O and B read as X" in record.note
 

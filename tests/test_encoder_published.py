@@ -1,20 +1,19 @@
 """The workload encoder on networks that transformers does not have, against their published
 arithmetic, one sequence at a time."""
 
+import encoder_models
 import numpy as np
 import published_arithmetic as published
 import pytest
 import torch
-from encoder_models import dna
-from esm2_models import cosines, demo_proteins, relative_l2
+from encoder_models import all_layers, dna, lowest_cosine, most_off, rows_of
+from esm2_models import demo_proteins, relative_l2
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.workload import plain_weights, weights
-from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import architectures, padding, vocabulary
+from featuremill.workloads.encoder import architectures, vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 CPU = cpu()
@@ -28,10 +27,7 @@ def folders(tmp_path_factory):
 
 
 def loaded(folder, alphabet, **options):
-    given = {"model": str(folder), "alphabet": alphabet, "dtype": "fp32"} | options
-    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
-    resolved = encoder.resolve(encoder.Options.model_validate(given), CPU, found)
-    return encoder.load(resolved, [CPU], found)
+    return encoder_models.loaded(folder, alphabet=alphabet, **options)
 
 
 def tokens_of(name, letters):
@@ -94,23 +90,15 @@ def compared(folder, name):
     alone and in batches."""
     letters, tensors = sequences(name), load_file(folder / "model.safetensors")
     ids = [tokens_of(name, text) for text in letters]
-    expected = [published.hidden_states(name, tensors, each) for each in ids]
+    exact = (published.hidden_states(name, tensors, each) for each in ids)
+    expected = [[state.float() for state in states] for states in exact]
     for dtype in ("fp32", "bf16") if CPU.has_bf16 else ("fp32",):
         model = loaded(folder, published.ALPHABETS[name], dtype=dtype)
         tokens = [model.vocabulary.tokens(text.encode()) for text in letters]
         assert [each.tolist() for each in tokens] == ids
-        layers = range(published.LAYERS + 1)
-        worst, lowest = 0.0, 1.0
-        for most_filling in (0.0, 1.0):
-            for group in padding.groups(tokens, model.vocabulary, 4096, most_filling):
-                hidden = model.encoder.hidden_states(group.tokens_BT, group.is_token_BT, layers)
-                for row, place in enumerate(group.places):
-                    for layer in layers:
-                        ours = hidden[layer][row, : len(ids[place])]
-                        theirs = expected[place][layer].float()
-                        worst = max(worst, float(relative_l2(ours, theirs)))
-                        lowest = min(lowest, float(cosines(ours, theirs).min()))
-        yield dtype, worst, lowest
+        found = [all_layers(model, letters, most_filling) for most_filling in (0.0, 1.0)]
+        worst = max(most_off(each, expected) for each in found)
+        yield dtype, worst, min(lowest_cosine(each, expected) for each in found)
 
 
 def test_bases_are_small_letters_to_glm2(folders, tmp_path):
@@ -175,7 +163,7 @@ def test_an_element_is_on_the_strand_that_the_prefix_says(folders):
         model = loaded(folders["glm2"], "proteins", pool=["mean", "mean_all", "cls"], prefix=prefix)
         ids = [strand, *tokens_of("glm2", letters)[1:]]
         state = published.hidden_states("glm2", tensors, ids)[-1]
-        (row,) = values_of(encoder, model, [letters.encode()], 512).to_pylist()
+        (row,) = rows_of(model, [letters.encode()])
         expected = {"mean": state[1:].mean(0), "mean_all": state.mean(0), "cls": state[0]}
         for pool, vector in expected.items():
             assert relative_l2(torch.tensor(row[f"{pool}_layer_3"]), vector.float()) <= FP32_L2

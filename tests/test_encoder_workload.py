@@ -3,29 +3,48 @@
 import contextlib
 import json
 import random
-import runpy
 import shutil
-import subprocess
-import sys
 from types import MappingProxyType, SimpleNamespace
 
+import encoder_models
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 import yaml
-from encoder_models import IUPAC, KINDS, NT_TOKENS, TRUE_SIZES, Reference, all_layers, dna, write
-from esm2_models import ROOT, cosines, demo_proteins, relative_l2
+from encoder_models import (
+    IUPAC,
+    KINDS,
+    NT_TOKENS,
+    TRUE_SIZES,
+    Reference,
+    all_layers,
+    dna,
+    lowest_cosine,
+    most_off,
+    rows_of,
+    write,
+)
+from esm2_models import ROOT, demo_proteins, relative_l2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Desk, fasta, random_records
+from programs import (
+    Desk,
+    edit_json,
+    fasta,
+    printed_by,
+    random_records,
+    run_example,
+    working_in,
+    write_fasta,
+)
 from safetensors.torch import load_file, save_file
 
 from featuremill.__main__ import main
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.contract import WorkloadContract
-from featuremill.workload import RecordFailed, plain_weights, weights
+from featuremill.workload import RecordFailed, weights
 from featuremill.workload.compute import values_in_batches, values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, check, padding, vocabulary
@@ -58,9 +77,7 @@ def sequences(kind, count=6, longest=90):
 
 def asked(folder, name, **options):
     """Return resolved options and the weights."""
-    given = {"model": str(folder), "alphabet": KINDS[name].alphabet, "dtype": "fp32"} | options
-    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
-    return encoder.resolve(encoder.Options.model_validate(given), CPU, found), found
+    return encoder_models.asked(folder, **{"alphabet": KINDS[name].alphabet, **options})
 
 
 def loaded(folder, name, **options):
@@ -78,12 +95,9 @@ def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, nam
         assert words.tokens(text.encode()).tolist() == reference.ids(text), text
     exact = loaded(folders(name), name)
     for most_filling in (0.0, padding.MOST_FILLING, 1.0):
-        for ours, theirs in zip(all_layers(exact, letters, most_filling), expected, strict=True):
-            assert len(ours) == len(theirs)
-            assert max(map(relative_l2, ours, theirs)) <= FP32_L2
+        assert most_off(all_layers(exact, letters, most_filling), expected) <= FP32_L2
     narrow = loaded(folders(name), name, dtype="bf16" if CPU.has_bf16 else "fp32")
-    for ours, theirs in zip(all_layers(narrow, letters, 1.0), expected, strict=True):
-        assert min(cosines(*pair).min() for pair in zip(ours, theirs, strict=True)) >= BF16_COSINE
+    assert lowest_cosine(all_layers(narrow, letters, 1.0), expected) >= BF16_COSINE
 
 
 def test_fp16_leaves_wide_what_it_cannot_hold_and_attention_is_always_ours(folders, copy):
@@ -96,8 +110,7 @@ def test_fp16_leaves_wide_what_it_cannot_hold_and_attention_is_always_ours(folde
     assert "featuremill_t5" in model.backend
     letters = sequences(KINDS["prott5"], 3)
     exact = all_layers(loaded(folders("prott5"), "prott5"), letters, 1.0)
-    for ours, theirs in zip(all_layers(model, letters, 1.0), exact, strict=True):
-        assert max(map(relative_l2, ours, theirs)) <= 5e-3
+    assert most_off(all_layers(model, letters, 1.0), exact) <= 5e-3
 
 
 @pytest.mark.slow
@@ -113,13 +126,10 @@ def test_a_network_of_a_published_one_s_size_is_that_of_transformers(tmp_path, n
     del reference
     for dtype in ("fp32", "bf16"):
         model = loaded(folder, name, dtype=dtype if CPU.has_bf16 else "fp32")
-        for ours, theirs in zip(all_layers(model, letters, 1.0), expected, strict=True):
-            assert len(ours) == len(theirs) == model.encoder.num_layers + 1
-            if dtype == "fp32":
-                assert max(map(relative_l2, ours, theirs)) <= FP32_L2
-            else:
-                pairs = zip(ours, theirs, strict=True)
-                assert min(cosines(*pair).min() for pair in pairs) >= BF16_COSINE
+        found = all_layers(model, letters, 1.0)
+        assert {len(states) for states in expected} == {model.encoder.num_layers + 1}
+        is_close = most_off(found, expected) <= FP32_L2
+        assert is_close if dtype == "fp32" else lowest_cosine(found, expected) >= BF16_COSINE
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -138,10 +148,7 @@ def test_tokens_are_those_of_the_models_own_tokenizer(folders, name):
 def test_the_nucleotide_transformers_tokens_are_those_of_its_readme(folders):
     words = vocabulary.load(folders("nucleotide_transformer"), "esm")
     found = [NT_TOKENS[id] for id in words.tokens(b"ACGTGTACNTGCACGGANCGACTAGTCTGA")]
-    assert found == [
-        "<cls>",
-        *["ACGTGT", "A", "C", "N", "TGCACG", "G", "A", "N", "CGACTA", "GTCTGA"],
-    ]
+    assert found == ["<cls>", "ACGTGT", "A", "C", "N", "TGCACG", "G", "A", "N", "CGACTA", "GTCTGA"]
 
 
 @pytest.mark.parametrize("name", ["dnabert1", "protbert", "prott5", "nucleotide_transformer"])
@@ -267,9 +274,7 @@ def copy(folders, tmp_path):
 
 
 def edit_config(folder, **changes):
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    edit_json(folder / "config.json", **changes)
 
 
 def edit_tensors(folder, change):
@@ -312,13 +317,11 @@ def rename(tensors, change):
 
 
 def with_old_names(folder):
+    def old(name):
+        return name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+
     def change(tensors):
-        rename(
-            tensors,
-            lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-                "LayerNorm.bias", "LayerNorm.beta"
-            ),
-        )
+        rename(tensors, old)
         tensors["bert.embeddings.position_ids"] = torch.arange(512)[None]
         tensors["bert.pooler.dense.weight"] = torch.zeros(64, 64)
 
@@ -373,10 +376,7 @@ def test_what_transformers_itself_saves_can_be_read(folders, copy, name):
 def test_frequencies_of_the_checkpoint_count(folders, copy):
     folder = copy("esm2")
 
-    def change(tensors):
-        tensors["esm.rotary_embeddings.inv_freq"] *= 1.01
-
-    edit_tensors(folder, change)
+    edit_tensors(folder, lambda tensors: tensors["esm.rotary_embeddings.inv_freq"].mul_(1.01))
     assert not same_values(folder, folders("esm2"), "esm2")
 
 
@@ -407,10 +407,7 @@ ATTENTION = "bert.encoder.layer.1.attention.self.query.weight"
         (drop(ATTENTION), "missing: encoder.layer.1.attention.self.query.weight"),
         (widen(ATTENTION), r"encoder.layer.1.attention.self.query.weight \(7, 9\) for \(64, 64\)"),
         (widen("bert.encoder.layer.1.mlp.up.weight"), "unexpected: encoder.layer.1.mlp.up.weight"),
-        (
-            lambda tensors: rename(tensors, lambda name: name.replace("query", "Wq")),
-            "and 3 more; unexpected: ",
-        ),
+        (lambda t: rename(t, lambda name: name.replace("query", "Wq")), "and 3 more; unexpected: "),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_with_its_names(copy, change, part):
@@ -428,8 +425,8 @@ def test_a_mosaicbert_is_none_of_the_berts(copy):
     assert facts.architecture.name == "mosaicbert" and facts.max_tokens is None
 
 
-def nothing_named(folder):
-    (folder / "model.safetensors").unlink()
+def without(name):
+    return lambda folder: (folder / name).unlink()
 
 
 def a_part_missing(folder):
@@ -437,56 +434,53 @@ def a_part_missing(folder):
     (folder / "model-00001.safetensors").unlink()
 
 
-def no_vocabulary(folder):
-    (folder / "vocab.txt").unlink()
-
-
 def more_tokens_than_vectors(folder):
     with (folder / "vocab.txt").open("a") as file:
         file.write("A\n")
 
 
-def words_for_a_vocabulary(folder):
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\nof\n")
+def with_config(**changes):
+    return lambda folder: edit_config(folder, **changes)
+
+
+def with_text(name, text):
+    return lambda folder: (folder / name).write_text(text)
 
 
 @pytest.mark.parametrize(
     ("change", "part"),
     [
         (
-            lambda f: edit_config(f, model_type="bart"),
-            "'bart', no network whose tokens see those before them alone",
+            with_config(model_type="bart"),
+            "'bart', no network whose tokens see those before them alo",
         ),
-        (
-            lambda f: edit_config(f, model_type="E1"),
-            "'E1', and its network is in its authors' pack",
-        ),
-        (
-            lambda f: edit_config(f, model_type="esmc"),
-            "'esmc', an ESM C, which is computed by work",
-        ),
-        (lambda f: edit_config(f, model_type="vit"), "'vit', and known ones are bert, esm, t5"),
-        (lambda f: edit_config(f, model_type=...), "names no model_type"),
-        (lambda f: edit_config(f, is_decoder=True), "this is a decoder"),
-        (lambda f: edit_config(f, hidden_size="64"), "hidden_size have to be whole numbers"),
-        (lambda f: edit_config(f, num_attention_heads=5), "no bert can be made of it"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json: it cannot be read"),
-        (lambda f: (f / "config.json").unlink(), "config.json: there is no such file"),
-        (nothing_named, "there are no weights in this folder"),
+        (with_config(model_type="E1"), "'E1', and its network is in its authors' pack"),
+        (with_config(model_type="esmc"), "'esmc', an ESM C, which is computed by work"),
+        (with_config(model_type="vit"), "'vit', and known ones are bert, esm, t5"),
+        (with_config(model_type=...), "names no model_type"),
+        (with_config(is_decoder=True), "this is a decoder"),
+        (with_config(hidden_size="64"), "hidden_size have to be whole numbers"),
+        (with_config(num_attention_heads=5), "no bert can be made of it"),
+        (with_text("config.json", "{"), "config.json: it cannot be read"),
+        (without("config.json"), "config.json: there is no such file"),
+        (without("model.safetensors"), "there are no weights in this folder"),
         (a_part_missing, "it names model-00001.safetensors, which is not there"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"<html>"), "cannot be read safely"),
+        (with_text("model.safetensors", "<html>"), "cannot be read safely"),
         (
-            lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/x"),
+            with_text("model.safetensors", "version https://git-lfs.github.com/x"),
             "it is a git-lfs pointer, and the weights themselves were not fetched",
         ),
         (
             lambda f: edit_tensors(f, lambda t: rename(t, lambda name: f"module.{name}")),
             "are those of a DistributedDataParallel .* take the prefix off",
         ),
-        (no_vocabulary, "there is no vocabulary"),
+        (without("vocab.txt"), "there is no vocabulary"),
         (more_tokens_than_vectors, "its vocabulary has 70 tokens, and its network takes 69"),
-        (words_for_a_vocabulary, "neither letters nor k-mers"),
-        (lambda f: (f / "vocab.txt").write_text("A\nC\n"), "has no token <pad> or"),
+        (
+            with_text("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\nof\n"),
+            "neither letters nor k-mers",
+        ),
+        (with_text("vocab.txt", "A\nC\n"), "has no token <pad> or"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_said(copy, change, part):
@@ -524,44 +518,46 @@ def test_code_is_never_run(copy, capsys):
 # What is said of records
 
 
-def read(folder, name, tmp_path, letters, **options):
-    resolved, _ = asked(folder, name, **options)
-    path = tmp_path / "in.fa"
-    path.write_text("".join(f">{number}\n{text}\n" for number, text in enumerate(letters)))
-    return list(encoder.records([path], resolved))
+@pytest.fixture
+def read(folders, tmp_path):
+    """Return a function that reads sequences for a kind of encoder."""
+
+    def read(name, *letters, **options):
+        resolved, _ = asked(folders(name), name, **options)
+        path = write_fasta(tmp_path / "in.fa", dict(enumerate(letters)))
+        return list(encoder.records([path], resolved))
+
+    return read
 
 
-def test_letters_that_the_model_has_no_token_for_are_noted(folders, tmp_path):
-    found = read(folders("dnabert1"), "dnabert1", tmp_path, ["ACGTACGT", "ACGUACGN", "AC"])
+def test_letters_that_the_model_has_no_token_for_are_noted(read):
+    found = read("dnabert1", "ACGTACGT", "ACGUACGN", "AC")
     unknown = "letters that are not in the model's vocabulary"
     assert [record.note for record in found] == ["", f"U read as T; {unknown}", ""]
     assert found[2].reason == "shorter than a token: 2 of 3 bases"
-    (record,) = read(
-        folders("nucleotide_transformer"), "nucleotide_transformer", tmp_path, ["ACNG"]
-    )
-    assert record.note == ""
-    found = read(folders("prott5"), "prott5", tmp_path, ["MKV", "MKUV", "MK-V"])
+    for name, letters in (("nucleotide_transformer", "ACNG"), ("esm2", "MKUV")):
+        (record,) = read(name, letters)
+        assert record.note == ""
+    found = read("prott5", "MKV", "MKUV", "MK-V")
     notes = ["", "U, Z, O and B read as X"]
     assert [record.note for record in found[:2]] == notes and unknown in found[2].note
-    (record,) = read(folders("esm2"), "esm2", tmp_path, ["MKUV"])
-    assert record.note == ""
 
 
-def test_long_records_are_cut_refused_or_computed_whole(folders, tmp_path):
+def test_long_records_are_cut_refused_or_computed_whole(folders, read):
     letters = ["MKV" * 10, "MKV" * 11]
-    cut = read(folders("esm2"), "esm2", tmp_path, letters, max_residues=30)
-    assert [record.note for record in cut] == ["", "longer than 30 residues, truncated"]
-    assert encoder.cost(cut[1].payload, asked(folders("esm2"), "esm2", max_residues=30)[0]) == 32
-    refused = read(folders("esm2"), "esm2", tmp_path, letters, max_residues=30, long="refuse")
-    assert refused[1].reason == "too long: 33 residues, at most 30" and not refused[1].payload
-    whole = read(folders("esm2"), "esm2", tmp_path, letters, long="full")
-    assert [record.note for record in whole] == ["", ""]
-    (beyond,) = read(folders("esm2"), "esm2", tmp_path, ["MKV" * 341], long="full")
-    assert beyond.note == "longer than the network was trained with (1,022)"
+    _, cut = read("esm2", *letters, max_residues=30)
+    assert cut.note == "longer than 30 residues, truncated"
+    assert encoder.cost(cut.payload, asked(folders("esm2"), "esm2", max_residues=30)[0]) == 32
+    _, refused = read("esm2", *letters, max_residues=30, long="refuse")
+    assert refused.reason == "too long: 33 residues, at most 30" and not refused.payload
+    whole = read("esm2", *letters, "MKV" * 341, long="full")
+    beyond = "longer than the network was trained with (1,022)"
+    assert [record.note for record in whole] == ["", "", beyond]
+    assert read("esm2", letters[0], max_residues=30)[0].note == ""
     with pytest.raises(UserError, match="positions for 1,024 tokens only"):
         asked(folders("esm1b"), "esm1b", long="full")
     model = loaded(folders("esm2"), "esm2", max_residues=30)
-    one, other = values_of(encoder, model, [b"MKV" * 10, b"MKV" * 11], 512).to_pylist()
+    one, other = rows_of(model, [b"MKV" * 10, b"MKV" * 11], 512)
     assert one == other
 
 
@@ -574,14 +570,8 @@ def test_more_tokens_than_positions_fail_a_record(folders):
 @pytest.mark.parametrize(
     ("name", "limit"),
     [
-        ("dnabert1", 512),
-        ("esm1b", 1022),
-        ("esm2", 1022),
-        ("nucleotide_transformer", 5994),
-        ("protbert", 39998),
-        ("prott5", None),
-        ("ankh", None),
-        ("modernbert", 4088),
+        *(("dnabert1", 512), ("esm1b", 1022), ("esm2", 1022), ("nucleotide_transformer", 5994)),
+        *(("protbert", 39998), ("prott5", None), ("ankh", None), ("modernbert", 4088)),
     ],
 )
 def test_the_longest_that_a_network_sees_by_default(folders, name, limit):
@@ -619,21 +609,6 @@ def test_init_says_what_computes_an_esm2_faster(folders, name, tmp_path, monkeyp
     assert main(["init", "in.fa", "--workload", "encoder", "--model", model]) == 0
     faster = f"{model} is an ESM-2: workload: esm2 computes the same features"
     assert (faster in capsys.readouterr().err) == (name == "esm2")
-
-
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({}, "alphabet"),
-        ({"alphabet": "proteins", "pool": ["none", "mean"]}, "none excludes"),
-        ({"alphabet": "proteins", "pool": "none"}, "nothing to deliver"),
-        ({"alphabet": "proteins", "long": "full", "max_residues": 5}, "no effect with long: full"),
-        ({"alphabet": "proteins", "output_dtype": "float32"}, "no effect with per_residue: false"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        encoder.Options.model_validate({"model": "x"} | options)
 
 
 def test_a_load_sees_that_filling_changes_values(folders, monkeypatch):
@@ -676,8 +651,7 @@ def test_a_load_warns_where_bf16_moves_a_network_far(copy, caplog, stored):
 
 
 def test_the_audit_serves_it(folders, tmp_path, capsys):
-    fasta = tmp_path / "few.fa"
-    fasta.write_text("".join(f">{n}\n{text}\n" for n, text in enumerate(demo_proteins(6, 80))))
+    fasta = write_fasta(tmp_path / "few.fa", dict(enumerate(demo_proteins(6, 80))))
     config = tmp_path / "my.yaml"
     config.write_text(
         f"run: my\ninputs: {fasta}\nworkload: encoder\n"
@@ -697,46 +671,45 @@ def test_special_tokens_are_read_without_the_library_and_held_against_it(copy):
     folder = copy("modernbert")
     path = folder / "tokenizer.json"
     told = json.loads(path.read_text())
-    assert vocabulary.load(folder, "modernbert").first == (1,)
+
+    def load(**changes):
+        path.write_text(json.dumps(told | changes))
+        vocabulary.load.cache_clear()
+        return vocabulary.load(folder, "modernbert")
+
+    assert load().first == (1,)
     for processor, first, last in [
         ({"type": "Sequence", "processors": [told["post_processor"]]}, (1,), (2,)),
         ({"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]}, (1,), (2,)),
         (None, (), ()),
     ]:
-        path.write_text(json.dumps(told | {"post_processor": processor}))
-        vocabulary.load.cache_clear()
-        words = vocabulary.load(folder, "modernbert")
+        words = load(post_processor=processor)
         assert (words.first, words.last) == (first, last)
         assert len(words.tokens(b"ACGTACGT")) > len(first + last)
-    unknown = told["post_processor"] | {"type": "Unknown"}
-    path.write_text(json.dumps(told | {"post_processor": unknown}))
-    vocabulary.load.cache_clear()
     with pytest.raises(UserError, match="in an unsupported way"):
-        vocabulary.load(folder, "modernbert").tokens(b"ACGT")
-    path.write_text(json.dumps({"model": {"vocab": 3}}))
-    vocabulary.load.cache_clear()
+        load(post_processor=told["post_processor"] | {"type": "Unknown"}).tokens(b"ACGT")
+    told = {"model": {"vocab": 3}}
     with pytest.raises(UserError, match="not what the library tokenizers writes"):
-        vocabulary.load(folder, "modernbert")
+        load()
 
 
 def test_a_plan_needs_neither_torch_nor_the_libraries_of_the_model(folders):
     """It may be made in an environment that has none of them."""
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from featuremill.workloads.encoder import architectures, vocabulary\n"
-        "folder = Path(sys.argv[1])\n"
-        "architectures.facts_of(folder), vocabulary.load(folder, 'modernbert')\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code, folders("modernbert")], check=True)
+    code = """
+        import sys; from pathlib import Path
+        from featuremill.workloads.encoder import architectures, vocabulary
+        folder = Path(sys.argv[1])
+        architectures.facts_of(folder), vocabulary.load(folder, 'modernbert')
+        heavy = {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    printed_by(code, folders("modernbert"))
 
 
 def test_the_example_that_is_shipped(tmp_path, monkeypatch):
     """docs/encoders.md types all of it; here is what its script writes and its config says."""
     script = ROOT / "config" / "examples" / "random_encoder.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "random_encoder")])
-    runpy.run_path(str(script), run_name="__main__")
+    run_example("random_encoder", tmp_path / "random_encoder")
     assert "RANDOM" in script.read_text().splitlines()[0]
     told = yaml.safe_load((ROOT / "config" / "examples" / "encoder.yaml").read_text("utf-8"))
     monkeypatch.chdir(tmp_path)
@@ -753,10 +726,7 @@ def surroundings(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("contract")
     write(folder / "protbert", "protbert")
     (folder / "few.fa").write_text(fasta(random_records(15)))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.chdir(folder)
+    with working_in(folder, **environment):
         yield
 
 
@@ -826,7 +796,5 @@ print(this_process.peak_of_process_mb(), encoder.memory_mb(options, cpu(), found
 def test_its_memory_is_within_30_per_cent_of_the_measured_peak(tmp_path, name, sizes, dtype):
     folder = write(tmp_path / name, name, **sizes)
     for tokens in (512, 4096):
-        command = [sys.executable, "-c", PEAK, folder, dtype, str(tokens)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        measured, estimated = map(int, done.stdout.split())
+        measured, estimated = map(int, printed_by(PEAK, folder, dtype, tokens).split())
         assert estimated == pytest.approx(measured, rel=0.3)

@@ -1,35 +1,26 @@
 """The ESM C workload against transformers' network, a sequence at a time."""
 
-import json
 import os
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from esm2_models import cosines, demo_proteins, relative_l2, save_hugging_face, tokens_of
 from esm2_models import fair_esm as esm2_model
-from esmc_models import (
-    ALPHABET,
-    save_package,
-    save_research,
-    states_of,
-)
-from esmc_models import (
-    esmc as random_model,
-)
+from esmc_models import ALPHABET, save_package, save_research, states_of
+from esmc_models import esmc as random_model
+from programs import edit_json, printed_by
 from safetensors.torch import load_file
-from test_esm2 import arrow_row
+from test_esm2 import BOUNDS_ON_CUDA, arrow_row, assert_cuda_equals_its_twin
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.workload import networks, weights
+from featuremill.workload import weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, esmc
 from featuremill.workloads.esm2 import kernels, matmul, stages
-from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.folder import ALPHABET_OF_ESM_C as TOKENS
 from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.packing import pack
@@ -213,14 +204,9 @@ def test_every_layout_gives_the_same_weights(found, folder, model, tmp_path, cap
         assert entry.metadata == found.metadata
     assert "left out" not in caplog.text, "everybody's head is no news"
     assert found.name == f"esmc_t3_w128-{found.sha256[:8]}"
-    assert found.metadata == {
-        "architecture": "esmc",
-        "num_layers": "3",
-        "embed_dim": "128",
-        "attention_heads": "2",
-        "feed_forward": "384",
-        "dtype": "float32",
-    }
+    facts = {"architecture": "esmc", "num_layers": "3", "embed_dim": "128"}
+    facts |= {"attention_heads": "2", "feed_forward": "384", "dtype": "float32"}
+    assert found.metadata == facts
 
 
 def test_the_alphabet_is_transformers_s(model):
@@ -244,9 +230,8 @@ def test_the_alphabet_is_transformers_s(model):
     ],
 )
 def test_a_folder_of_another_network_is_refused_before_any_job(tmp_path, folder, config, sentence):
-    told = json.loads((folder / "config.json").read_text()) | config
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(told))
+    path = Path(shutil.copy(folder / "config.json", tmp_path))
+    edit_json(path, **config)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError) as caught:
         weights.refuse_missing(str(tmp_path), "esmc")
@@ -301,7 +286,7 @@ LAYER = "esmc.layers.1."
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, folder, spoil, sentence):
     state = load_file(folder / "model.safetensors")
     spoil(state)
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    shutil.copy(folder / "config.json", tmp_path)
     torch.save(state, tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match=re.escape(sentence)) as caught:
         weights.convert(str(tmp_path), tmp_path / "cache", "esmc")
@@ -357,10 +342,7 @@ def test_planning_needs_no_torch(folder):
         assert esmc.unit_work(found, 300).operations > 3 * 2 * (4 * 128**2 + 3 * 128 * 384)
         assert not {{"torch", "esm", "safetensors"}} & set(sys.modules), sorted(sys.modules)
     """
-    source = str(Path(esm2.__file__).parents[3])
-    code = "\n".join(line.removeprefix(" " * 8) for line in code.splitlines())
-    environment = {**os.environ, "PYTHONPATH": source}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    printed_by(code, env={**os.environ, "PYTHONPATH": str(Path(esm2.__file__).parents[3])})
 
 
 def test_estimates_are_of_the_numbers_in_the_file(found, folder):
@@ -382,24 +364,9 @@ def test_ways_are_those_of_a_load(found):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype, bound_l2", [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 5e-3)])
+@pytest.mark.parametrize("dtype, bound_l2", BOUNDS_ON_CUDA)
 def test_cuda_equals_its_cpu_twin(tmp_path, dtype, bound_l2):
-    networks.set_matmul_precision()
     random_model(*SHAPES["300M"]).save_pretrained(tmp_path / "model")
     entry = weights.convert(str(tmp_path / "model"), tmp_path / "cache", "esmc")
-    found = weights.weights_of(entry)
-    sequences = [tokens_of(s)[0].numpy() for s in [*demo_proteins(20), *ODD, "X" * 3000]]
-    twin = Encoder(found.path, found.metadata, [torch.device("cpu")], torch.float32)
-    device = torch.device("cuda", 0)
-    network = Encoder(found.path, found.metadata, [device], DTYPES[dtype])
-    assert "rest: triton" in network.backend, f"{network.backend}: is there a C compiler?"
-    packed = pack(sequences)
-    num_real, layers = packed.bounds[-1], range(network.num_layers + 1)
-    pairs = zip(
-        network.representations(packed, layers),
-        twin.representations(packed, layers),
-        strict=True,
-    )
-    for (_, hidden), (_, expected) in pairs:
-        assert relative_l2(hidden[:num_real].cpu(), expected[:num_real]) <= bound_l2
-        assert cosines(hidden[:num_real].cpu(), expected[:num_real]).mean() >= 0.9995
+    sequences = [*demo_proteins(20), *ODD, "X" * 3000]
+    assert_cuda_equals_its_twin(weights.weights_of(entry), sequences, dtype, bound_l2)

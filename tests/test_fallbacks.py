@@ -60,20 +60,21 @@ TAKES_SPLITS = attention._takes("num_splits")
 """From torch 2.12 on."""
 
 
+def random_weights(cache, *shape):
+    path = save_fair_esm(fair_esm(*shape), cache / f"random{shape[0]}.pt")
+    return weights.weights_of(weights.convert(str(path), cache))
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(cache):
     """The weights of a small random network whose heads FlashAttention takes."""
-    cache = tmp_path_factory.mktemp("cache")
-    path = save_fair_esm(fair_esm(3, 64, 4), cache / "random3.pt")
-    return weights.weights_of(weights.convert(str(path), cache))
+    return random_weights(cache, 3, 64, 4)
 
 
 @pytest.fixture(scope="module")
-def found_wide(tmp_path_factory):
+def found_wide(cache):
     """The same with heads that a later FlashAttention is worth its while for."""
-    cache = tmp_path_factory.mktemp("cache")
-    path = save_fair_esm(fair_esm(2, 128, 2), cache / "random2.pt")
-    return weights.weights_of(weights.convert(str(path), cache))
+    return random_weights(cache, 2, 128, 2)
 
 
 def load(found, dtype="bf16", devices=(HOST,), num_rows=0):
@@ -84,6 +85,17 @@ def features(model):
     pack = packing.pack([np.arange(4, 4 + n) for n in (20, 5, 18)])
     ((_, hidden_TD),) = model.representations(pack, [model.num_layers])
     return hidden_TD[: pack.bounds[-1]].clone()
+
+
+def are_close(model, expected, tolerance=2e-2):
+    return torch.allclose(features(model), expected, rtol=tolerance, atol=tolerance)
+
+
+def warned(caplog):
+    """Return the only warning there is."""
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    return record.getMessage()
 
 
 # Every operation is spoiled in turn.
@@ -156,13 +168,12 @@ def test_an_operation_that_fails_its_check_steps_down(found, monkeypatch, caplog
     expected = features(load(found, "fp16"))
     Spoiled(monkeypatch, operation, how)
     model = load(found, "fp16")
-    (record,) = caplog.records
-    said = record.getMessage()
-    assert record.levelname == "WARNING" and OPERATIONS[operation] in said and "bad" in said
+    said = warned(caplog)
+    assert OPERATIONS[operation] in said and "bad" in said
     assert ("this kernel was not built" if how == "raises" else "relative error") in said
     assert "Triton" not in said and "short proteins" not in said, "what is so on a GPU"
     assert "bad" not in model.backend
-    assert torch.allclose(features(model), expected, rtol=1e-2, atol=1e-2)
+    assert are_close(model, expected, 1e-2)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -170,11 +181,10 @@ def test_with_no_way_left_nothing_is_computed_and_the_operation_is_named(
     found, monkeypatch, operation
 ):
     Spoiled(monkeypatch, operation, "raises")
-    module = {"attention": attention, "kernels": kernels, "products": matmul}
-    group = operation.partition(".")[0]
-    name = {"attention": "backends", "kernels": "ways", "products": "forms"}[group]
-    both = getattr(module[group], name)
-    monkeypatch.setattr(module[group], name, lambda *_: both()[:1])
+    ways = {"attention": (attention, "backends"), "kernels": (kernels, "ways")}
+    module, name = ways.get(operation.partition(".")[0], (matmul, "forms"))
+    both = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *_: both()[:1])
     named = f"^{OPERATIONS[operation]} on this CPU .*this kernel was not built"
     with pytest.raises(WorkloadError, match=named):
         load(found)
@@ -236,8 +246,7 @@ def test_a_device_that_still_computes_has_only_refused(
             load(found)
         return
     assert "a bad one" not in load(found).backend
-    (record,) = caplog.records
-    assert f"attention of a bad one fails its check (RuntimeError: {text})" in record.getMessage()
+    assert f"attention of a bad one fails its check (RuntimeError: {text})" in warned(caplog)
 
 
 class Late(TorchDispatchMode):
@@ -340,15 +349,12 @@ def test_values_leave_the_device_layer_by_layer(found, monkeypatch):
 
 
 def test_kernels_are_kept_where_the_weights_are(monkeypatch, tmp_path):
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "nowhere"))
-    triton_cache.keep_compiled()
-    assert "TRITON_CACHE_DIR" not in os.environ
-    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what follows is undone
     del os.environ["TRITON_CACHE_DIR"]
-    triton_cache.keep_compiled()
-    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    for cache, kept in ((tmp_path / "nowhere", None), (tmp_path, str(tmp_path / "triton"))):
+        monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+        triton_cache.keep_compiled()
+        assert os.environ.get("TRITON_CACHE_DIR") == kept
     monkeypatch.setenv("TRITON_CACHE_DIR", "my own")
     triton_cache.keep_compiled()
     assert os.environ["TRITON_CACHE_DIR"] == "my own"
@@ -360,9 +366,8 @@ def test_without_triton_the_twins_stand_in_and_a_warning_says_so(monkeypatch, ca
 
     monkeypatch.setattr(kernels, "_triton", fail)
     assert kernels.ways(torch.device("cuda"), torch.bfloat16, 4, 16) == [kernels.TORCH]
-    (record,) = caplog.records
-    assert record.levelname == "WARNING" and "\n" not in record.getMessage()
-    assert "(ImportError: libcuda.so.1: cannot open)" in record.getMessage()
+    said = warned(caplog)
+    assert "\n" not in said and "(ImportError: libcuda.so.1: cannot open)" in said
 
 
 # FlashAttention as each torch has it.
@@ -388,6 +393,14 @@ class Flash:
             context_THd[start:end] = attended.transpose(0, 1).to(query.dtype)
         nothing = torch.empty(0)
         return context_THd, nothing, nothing.long(), nothing.long(), nothing
+
+
+def calls_of(model, *flashes):
+    """Return the calls of each of them that one computation takes."""
+    for flash in flashes:
+        flash.calls.clear()
+    features(model)
+    return [flash.calls for flash in flashes]
 
 
 @pytest.fixture
@@ -420,10 +433,9 @@ def test_each_torchs_flash_attention_is_used(
     expected = features(load(found, dtype))
     flash = hopper(Flash(refuses), takes)
     model = load(found, dtype)
-    flash.calls.clear()
-    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+    assert are_close(model, expected)
     splits = 1 if takes and not refuses else None
-    assert flash.calls == [splits] * 3, "one call a layer"
+    assert calls_of(model, flash) == [[splits] * 3], "one call a layer"
     assert model.backend.startswith("attention: varlen flash_attention FA2")
     assert bool(caplog.records) == refuses
 
@@ -506,10 +518,8 @@ def test_flash_attention_3_is_used_where_its_package_is(found_wide, hopper, late
     assert "FA2" in load(found_wide).backend, "nothing is installed, and nothing is said"
     newer = later()
     model = load(found_wide)
-    own.calls.clear()
-    newer.calls.clear()
-    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
-    assert newer.calls == [1] * 2 and not own.calls
+    assert are_close(model, expected)
+    assert calls_of(model, own, newer) == [[], [1] * 2]
     assert model.backend.startswith("attention: varlen flash_attention FA3;")
     assert not caplog.records
 
@@ -524,10 +534,7 @@ def test_narrow_heads_and_other_gpus_keep_flash_attention_2(
     model = load(found_wide, devices=(HOST, HOST))
     assert [stage.backend.name[-3:] for stage in model.stages] == ["FA3", "FA2"]
     for _ in range(2):
-        own.calls.clear()
-        newer.calls.clear()
-        features(model)
-        assert (len(newer.calls), len(own.calls)) == (1, 1), "each device has its own"
+        assert list(map(len, calls_of(model, own, newer))) == [1, 1], "each device has its own"
 
 
 @pytest.mark.parametrize("how, package, said", [
@@ -541,16 +548,9 @@ def test_a_flash_attention_3_that_fails_its_check_is_put_back(
 ):
     own, newer = hopper(Flash()), later(how, package)
     model = load(found_wide)
-    (record,) = caplog.records
-    assert record.levelname == "WARNING" and said in record.getMessage()
-    assert (
-        "FA3 fails its check" in record.getMessage()
-        and "FA2 computes it instead" in record.getMessage()
-    )
-    own.calls.clear()
-    newer.calls.clear()
-    features(model)
-    assert (own.calls, newer.calls) == ([1, 1], [])
+    told = warned(caplog)
+    assert said in told and "FA3 fails its check" in told and "FA2 computes it instead" in told
+    assert calls_of(model, own, newer) == [[1, 1], []]
     assert torch.nn.attention.current_flash_attention_impl() is None
     assert how != "is of another torch" or newer.flags == [True, False]
 
@@ -600,9 +600,7 @@ def test_flash_attention_4_on_a_hopper_keeps_what_it_compiles(
     newer = later(package=f"import os\n{seen} = os.environ[{name!r}]", name="FA4")
     model = load(found_wide)
     assert model.backend.startswith("attention: varlen flash_attention FA4;")
-    newer.calls.clear()
-    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
-    assert newer.calls == [1] * 2
+    assert are_close(model, expected) and calls_of(model, newer) == [[1] * 2]
     folder = tmp_path / "triton" / "flash_attention"
     assert getattr(sys.modules[newer.module], seen) == str(folder) and folder.is_dir()
     assert flash_cache[1].text() == "1"
@@ -732,12 +730,11 @@ def test_products_that_do_not_add_themselves_rightly_are_added_after(found, addi
     expected = features(load(found))
     adding(how)
     model = load(found)
-    (record,) = caplog.records
-    said = record.getMessage()
-    assert record.levelname == "WARNING" and "product of torch, added to the residual" in said
+    said = warned(caplog)
+    assert "product of torch, added to the residual" in said
     assert ("must have the same dtype" if how == "refuses" else "relative error") in said
     assert "products: torch;" in model.backend
-    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+    assert are_close(model, expected)
 
 
 @pytest.mark.parametrize("how", ["raises", "one number is wrong"])
@@ -749,11 +746,10 @@ def test_a_gelu_that_fails_its_check_costs_no_more(found, adding, monkeypatch, c
         monkeypatch.setattr(form, "gelu", spoil_method(right, how))
     operation = adding()
     model = load(found)
-    (record,) = caplog.records
-    assert "product with GELU of torch, added to the residual stream fails" in record.getMessage()
+    assert "product with GELU of torch, added to the residual stream fails" in warned(caplog)
     assert "products: torch, added to the residual stream, gelu apart;" in model.backend
     operation.num_calls = 0
-    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+    assert are_close(model, expected)
     assert operation.num_calls == 6, "two a layer"
 
 
@@ -778,8 +774,7 @@ def test_copies_that_arrive_wrong_go_through_the_host(found, monkeypatch, caplog
     monkeypatch.setattr(spread, "ways", lambda: [bad, *copies_ways()[1:]])
     assert "copies" not in load(found).backend and not num_copies, "there is nothing to copy"
     model = load(found, devices=(HOST, HOST))
-    (record,) = caplog.records
-    assert record.levelname == "WARNING" and said in record.getMessage()
+    assert said in warned(caplog)
     assert "copies between GPUs: through the host" in model.backend
     num_copies = 0
     assert torch.equal(features(model), expected) and not num_copies
@@ -812,13 +807,9 @@ def test_all_that_goes_to_the_next_device_is_brought_as_proved(found, monkeypatc
 def test_the_whole_way_of_a_gpu_is_close_to_fp32(environment, chosen):
     pytest.importorskip("triton", reason="Triton is for Linux")
     words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*words, ROOT / "tests" / "gpu_way.py", "-k", chosen],
-        cwd=ROOT,
-        env={**environment, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
+    words += [ROOT / "tests" / "gpu_way.py", "-k", chosen]
+    more = {"cwd": ROOT, "env": {**environment, "TRITON_INTERPRET": "1"}}
+    done = subprocess.run(words, capture_output=True, text=True, **more)
     assert done.returncode == 0, done.stdout
     assert f"{2 if 'bf16' in chosen else 25} passed" in done.stdout
 
@@ -994,8 +985,7 @@ def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
 ):
     """In one row of a thousand, and where there are few it is right."""
     adding()
-    kinds = {"add_": matmul.Adding}
-    good = kinds.get(operation, matmul.Plain)
+    good = matmul.Adding if operation == "add_" else matmul.Plain
     right = getattr(good, operation)
 
     def wrong(self, *given):
@@ -1010,8 +1000,7 @@ def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
     load(found)
     assert not caplog.records, "few rows"
     model = load(found, num_rows=1000)
-    (record,) = caplog.records
-    assert "bad for many rows fails its check (relative error" in record.getMessage()
+    assert "bad for many rows fails its check (relative error" in warned(caplog)
     assert "products: torch;" in model.backend
 
 
@@ -1115,6 +1104,12 @@ def plan(verbs, number=200, **options):
     return verbs.plan(random_records(number), "faulty", options, cost=100)
 
 
+def ends(verbs, planned):
+    """Compute; return how many records of each shard went well and how many failed."""
+    verbs.extract(planned)
+    return [(receipt["ok"], receipt["failed"]) for receipt in verbs.receipts(planned)]
+
+
 def test_a_kernel_that_always_raises_costs_no_record(verbs):
     planned = plan(verbs, text="no kernel for you")
     shard = planned["shards"][0]["shard"]
@@ -1122,9 +1117,7 @@ def test_a_kernel_that_always_raises_costs_no_record(verbs):
     (sentence,) = [line for line in said.splitlines() if "error:" in line]
     assert "the first 8 records all fail in the same way (RuntimeError: no kernel" in sentence
     assert "Traceback" in said, "the sentence says that there is one"
-    planned = plan(verbs)  # fixed: nothing of it is left
-    verbs.extract(planned)
-    assert [(r["ok"], r["failed"]) for r in verbs.receipts(planned)] == [(100, 0), (100, 0)]
+    assert ends(verbs, plan(verbs)) == [(100, 0), (100, 0)], "fixed: nothing of it is left"
 
 
 @pytest.mark.parametrize(("trial", "said"), [
@@ -1140,15 +1133,11 @@ def test_what_killed_or_stopped_the_load_is_named(verbs, trial, said):
 
 def test_records_that_fail_alike_fail_where_others_went_well(verbs):
     """Batches of more than one row always raise here: each record is computed alone."""
-    planned = plan(verbs, 30, text="too many", above=1)
-    verbs.extract(planned)
-    assert [(r["ok"], r["failed"]) for r in verbs.receipts(planned)] == [(30, 0)]
+    assert ends(verbs, plan(verbs, 30, text="too many", above=1)) == [(30, 0)]
 
 
 def test_few_records_that_all_fail_alike_are_failed_rows(verbs):
-    planned = plan(verbs, 7, text="not one")
-    verbs.extract(planned)
-    assert [(r["ok"], r["failed"]) for r in verbs.receipts(planned)] == [(0, 7)]
+    assert ends(verbs, plan(verbs, 7, text="not one")) == [(0, 7)]
 
 
 MIG = "NVML_SUCCESS == r INTERNAL ASSERT FAILED at /c10/cuda/CUDACachingAllocator.cpp:1130"
@@ -1156,9 +1145,9 @@ MIG = "NVML_SUCCESS == r INTERNAL ASSERT FAILED at /c10/cuda/CUDACachingAllocato
 
 def test_memory_that_a_slice_of_a_gpu_lacks_cuts_batches(verbs):
     planned = plan(verbs, 64, text=MIG, above=4)
-    verbs.extract(planned)
+    assert ends(verbs, planned) == [(64, 0)]
     (receipt,) = verbs.receipts(planned)
-    assert (receipt["ok"], receipt["failed"]) == (64, 0) and receipt["oom_splits"] > 0
+    assert receipt["oom_splits"] > 0
     (warned,) = receipt["warnings"]
     assert "out of memory: a batch of up to 10 records did not fit" in warned
 
@@ -1175,9 +1164,8 @@ NO_IMAGE = "CUDA error: no kernel image is available for execution"
 def test_what_is_installed_is_not_held_against_a_device(verbs, gpu_node, text, advice, where):
     node = gpu_node(1)
     verbs.environment = {**verbs.environment, **node.environment}
-    planned = verbs.plan(
-        random_records(20), "faulty", {"where": where, "text": text}, device="cuda"
-    )
+    options = {"where": where, "text": text}
+    planned = verbs.plan(random_records(20), "faulty", options, device="cuda")
     said = verbs.extract(planned, 1)
     assert advice in said and "starting another" not in said
     assert not list(node.locks.glob("*.failures"))

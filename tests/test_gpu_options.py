@@ -10,29 +10,25 @@ import pytest
 from featuremill.base.errors import UserError
 from featuremill.lease import GpuOptions
 
-READ = {
-    (None, None): (None, ""),
-    ("all", None): (None, ""),
-    ("2", None): (2, ""),
-    ("0", None): (0, ""),
-    ("2", "0,1,3"): (2, "0,1,3"),
-    (None, "0, 2"): (None, "0,2"),
-    (None, "cuda:1,1"): (None, "1"),
-    ("0,2", None): (2, "0,2"),
-    ("1,", None): (1, "1"),
-    ("cuda:3", None): (1, "3"),
-    ("GPU-3a,MIG-GPU-3a/1/0", None): (2, "GPU-3a,MIG-GPU-3a/1/0"),
+READ = {  # what is typed, what it says, and how many that are
+    (None, None): ((None, ""), None),
+    ("all", None): ((None, ""), None),
+    ("2", None): ((2, ""), 2),
+    ("0", None): ((0, ""), 0),
+    ("2", "0,1,3"): ((2, "0,1,3"), 2),
+    (None, "0, 2"): ((None, "0,2"), 2),
+    (None, "cuda:1,1"): ((None, "1"), 1),
+    ("0,2", None): ((2, "0,2"), 2),
+    ("1,", None): ((1, "1"), 1),
+    ("cuda:3", None): ((1, "3"), 1),
+    ("GPU-3a,MIG-GPU-3a/1/0", None): ((2, "GPU-3a,MIG-GPU-3a/1/0"), 2),
 }
 
 
 @pytest.mark.parametrize("typed", READ, ids=str)
 def test_a_number_is_how_many_and_a_list_is_which(typed):
-    assert GpuOptions.parse(*typed) == READ[typed]
-
-
-def test_devices_alone_are_as_many_as_they_name():
-    numbers = [GpuOptions.parse(*typed).of_all() for typed in READ]
-    assert numbers == [None, None, 2, 0, 2, 2, 1, 2, 1, 1, 2]
+    found = GpuOptions.parse(*typed)
+    assert (found, found.of_all()) == READ[typed]
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,20 @@ def turns_of(head_dim):
     return torch.stack((angles.cos(), angles.sin()), 2)
 
 
+def turned_by(turns, positions, rows):
+    """Return rows (tokens, ..., head) in float64, their pairs turned."""
+    cosine, sine = turns[positions, None, None].double().unbind(-1)
+    even, odd = rows.double().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1).flatten(-2)
+
+
+def normed(rows):
+    """Return rows in float64, normalized, and by what they were multiplied."""
+    centred = rows - rows.mean(-1, keepdim=True)
+    scale = 1 / ((centred**2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    return centred * scale, scale
+
+
 def positions_of(num_tokens, generator):
     """Return what several sequences give, end to end, and the first and last position."""
     lengths = [1, 7, 2, 130, NUM_POSITIONS]
@@ -121,11 +135,9 @@ def check_rotate(ours, dtype, head_dim, num_tokens, num_heads=3, device="cpu"):
     ours.rotate_(qkv, turns.to(device), positions.to(device))
 
     qkv, before = qkv.cpu(), before.cpu()
-    cosine, sine = turns[positions, None, None].double().unbind(-1)
-    real, imaginary = before[:, :2].double().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
-    expected = torch.stack(turned, -1).flatten(-2)
-    error = 2**-22 * (real.abs() + imaginary.abs()).repeat_interleave(2, -1)
+    expected = turned_by(turns, positions, before[:, :2])
+    of_pairs = before[:, :2].double().abs().unflatten(-1, (-1, 2)).sum(-1)
+    error = 2**-22 * of_pairs.repeat_interleave(2, -1)
     assert within(qkv[:, :2], expected, error)
     assert torch.equal(bits(qkv[:, 2]), bits(before[:, 2])), "the value was touched"
     assert is_kept()
@@ -154,12 +166,9 @@ def check_norm_rotate(ours, dtype, num_heads, head_dim, num_tokens, device="cpu"
 
     qkv = qkv.cpu()
     wide = before[:, :2].double().flatten(2)
-    centred = wide - wide.mean(2, keepdim=True)
-    scale = 1 / ((centred**2).mean(2, keepdim=True) + 1e-5).sqrt()
-    normed = (centred * scale * weight).unflatten(2, (num_heads, head_dim))
-    cosine, sine = turns[positions, None, None].double().unbind(-1)
-    even, odd = normed.unflatten(-1, (-1, 2)).unbind(-1)
-    expected = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1).flatten(-2)
+    found, scale = normed(wide)
+    heads = (found * weight).unflatten(2, (num_heads, head_dim))
+    expected = turned_by(turns, positions, heads)
     largest = 1 + wide.abs().amax(2, keepdim=True) * scale
     error = (2**-19 * weight.abs().amax(1, keepdim=True) * largest + 2**-21).unsqueeze(-1)
     assert within(qkv[:, :2], expected, error)
@@ -226,11 +235,10 @@ def check_add_norm(ours, width, num_tokens, delta_dtype, dtype, device="cpu"):
     if delta is not None:
         assert torch.equal(bits(delta), bits(delta_before)) and is_delta_kept()
     wide, weight, bias = expected.double(), weight.double(), bias.double()
-    centred = wide - wide.mean(1, keepdim=True)
-    scale = 1 / ((centred**2).mean(1, keepdim=True) + 1e-5).sqrt()
+    right, scale = normed(wide)
     error = 2**-20 * weight.abs() * (1 + wide.abs().amax(1, keepdim=True) * scale) + 2**-22
     assert found.dtype == dtype
-    assert within(found, centred * scale * weight + bias, error)
+    assert within(found, right * weight + bias, error)
     twin = twin.double()
     assert within(found, twin, 2 * error + torch.finfo(dtype).eps / 2 * twin.abs())
     assert is_kept()
@@ -282,13 +290,13 @@ def check_rows_do_not_meet(ours, device="cpu"):
         weight, bias = torch.randn(2, width, generator=generator).to(device)
         delta = torch.randn(40, width, generator=generator).bfloat16().to(device)
         alone = [residual[start:].clone() for start in (13, 39)]
-        normed = ours.add_norm(residual, delta, weight, bias, FP32)
+        among = ours.add_norm(residual, delta, weight, bias, FP32)
         for part in alone:
             found = ours.add_norm(part, delta[-len(part) :].clone(), weight, bias, FP32)
-            assert torch.equal(found, normed[-len(part) :])
-        normed = ours.norm(residual, bias, weight, bias, FP32)
+            assert torch.equal(found, among[-len(part) :])
+        among = ours.norm(residual, bias, weight, bias, FP32)
         for part in alone:
-            assert torch.equal(ours.norm(part, bias, weight, bias, FP32), normed[-len(part) :])
+            assert torch.equal(ours.norm(part, bias, weight, bias, FP32), among[-len(part) :])
 
 
 def check_mean_rows(ours, width, error=5e-7, device="cpu", more=(1022, 2500)):
@@ -336,10 +344,7 @@ def check_attention_of_packs(
     given = given.to(dtype)
     turns = turns_of(head_dim)
     turned = given.double()
-    cosine, sine = turns[pack.positions_T.cpu(), None, None].double().unbind(-1)
-    even, odd = given[:, :2].double().unflatten(-1, (-1, 2)).unbind(-1)
-    pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
-    turned[:, :2] = pairs.flatten(-2)
+    turned[:, :2] = turned_by(turns, pack.positions_T.cpu(), given[:, :2])
     for turns_or_none, rows in ((turns.to(device), turned), (None, given.double())):
         qkv, is_kept = guarded(*shape, dtype=dtype, device=device)
         qkv.copy_(given)
@@ -485,54 +490,39 @@ def named(values):
     return "-".join(str(value).removeprefix("torch.") for value in values)
 
 
-@pytest.mark.parametrize("case", ROTARY, ids=named)
-def test_rotary_twin(case):
-    check_rotate(reference, *case)
+OF_ALL = {
+    "rotary": (check_rotate, ROTARY),
+    "norm_with_rotary": (check_norm_rotate, NORMED),
+    "gate": (check_gate, GATED),
+    "add_norm": (check_add_norm, NORMS),
+}
+OF_TWINS = {"norm": (check_norm, RUNNING), "mean_rows": (check_mean_rows, product(WIDTHS))}
+INTERPRETED = {"norm": (check_norm, RUNNING), "add_norm": (check_add_norm, FOR_INTERPRETER)}
+COMPILED = {
+    "rotary": (check_rotate, ALL_ROTARY),
+    "add_norm": (check_add_norm, ALL_NORMS),
+    "norm": (check_norm, list(product(WIDTHS, (333,), DTYPES))),
+}
 
 
-@pytest.mark.parametrize("case", NORMS, ids=named)
-def test_add_norm_twin(case):
-    check_add_norm(reference, *case)
+def each_case(checks):
+    """Parametrize by the checks, and each one's cases."""
+    cases = [
+        pytest.param(check, case, id=f"{name}-{named(case)}")
+        for name, (check, cases) in checks.items()
+        for case in cases
+    ]
+    return pytest.mark.parametrize(("check", "case"), cases)
 
 
-@pytest.mark.parametrize("case", NORMED, ids=named)
-def test_norm_with_rotary_twin(case):
-    check_norm_rotate(reference, *case)
+@each_case(OF_ALL | OF_TWINS)
+def test_twin(check, case):
+    check(reference, *case)
 
 
-@pytest.mark.parametrize("case", GATED, ids=named)
-def test_gate_twin(case):
-    check_gate(reference, *case)
-
-
-@pytest.mark.parametrize("case", RUNNING, ids=named)
-def test_norm_twin(case):
-    check_norm(reference, *case)
-
-
-@pytest.mark.parametrize("case", RUNNING, ids=named)
-def test_norm_kernel_interpreted(interpreted, case):
-    interpreted(check_norm, *case)
-
-
-@pytest.mark.parametrize("case", ROTARY, ids=named)
-def test_rotary_kernel_interpreted(interpreted, case):
-    interpreted(check_rotate, *case)
-
-
-@pytest.mark.parametrize("case", NORMED, ids=named)
-def test_norm_with_rotary_kernel_interpreted(interpreted, case):
-    interpreted(check_norm_rotate, *case)
-
-
-@pytest.mark.parametrize("case", GATED, ids=named)
-def test_gate_kernel_interpreted(interpreted, case):
-    interpreted(check_gate, *case)
-
-
-@pytest.mark.parametrize("case", FOR_INTERPRETER, ids=named)
-def test_add_norm_kernel_interpreted(interpreted, case):
-    interpreted(check_add_norm, *case)
+@each_case(OF_ALL | INTERPRETED)
+def test_kernel_interpreted(interpreted, check, case):
+    interpreted(check, *case)
 
 
 @pytest.mark.parametrize(
@@ -559,11 +549,6 @@ def test_what_is_no_number_stays_in_its_sequence(interpreted):
 
 def test_rows_do_not_meet(interpreted):
     interpreted(check_rows_do_not_meet)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_mean_rows_twin(width):
-    check_mean_rows(reference, width)
 
 
 @pytest.mark.parametrize("width", [128, 480])
@@ -620,24 +605,9 @@ def on_cpu(request, monkeypatch):
     return llvm_kernels
 
 
-@pytest.mark.parametrize("case", ROTARY, ids=named)
-def test_rotary_on_a_cpu(on_cpu, case):
-    check_rotate(on_cpu, *case)
-
-
-@pytest.mark.parametrize("case", NORMED, ids=named)
-def test_norm_with_rotary_on_a_cpu(on_cpu, case):
-    check_norm_rotate(on_cpu, *case)
-
-
-@pytest.mark.parametrize("case", GATED, ids=named)
-def test_gate_on_a_cpu(on_cpu, case):
-    check_gate(on_cpu, *case)
-
-
-@pytest.mark.parametrize("case", NORMS, ids=named)
-def test_add_norm_on_a_cpu(on_cpu, case):
-    check_add_norm(on_cpu, *case)
+@each_case(OF_ALL)
+def test_operation_on_a_cpu(on_cpu, check, case):
+    check(on_cpu, *case)
 
 
 def test_rows_on_a_cpu_do_not_meet(on_cpu):
@@ -933,33 +903,9 @@ def compiler():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ALL_ROTARY, ids=named)
-def test_rotary_kernel(case):
-    check_rotate(triton_kernels(), *case, device="cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", NORMED, ids=named)
-def test_norm_with_rotary_kernel(case):
-    check_norm_rotate(triton_kernels(), *case, device="cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", GATED, ids=named)
-def test_gate_kernel(case):
-    check_gate(triton_kernels(), *case, device="cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", ALL_NORMS, ids=named)
-def test_add_norm_kernel(case):
-    check_add_norm(triton_kernels(), *case, device="cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("width, dtype", list(product(WIDTHS, DTYPES)))
-def test_norm_kernel(width, dtype):
-    check_norm(triton_kernels(), width, 333, dtype, device="cuda")
+@each_case(OF_ALL | COMPILED)
+def test_kernel(check, case):
+    check(triton_kernels(), *case, device="cuda")
 
 
 @pytest.mark.gpu

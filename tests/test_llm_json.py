@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import re
-import runpy
 import shutil
 import signal
 import sys
@@ -15,6 +14,7 @@ import time
 import types
 from pathlib import Path
 from types import MappingProxyType
+from unittest import mock
 
 import jsonschema
 import numpy as np
@@ -22,15 +22,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 import yaml
 from bench.llm_json import PROMPT, SCHEMA
 from conftest import ROOT
 from decoder_models import NETWORKS, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Desk, wait_for
+from llguidance import LLMatcher
+from programs import Desk, edit_json, run_example, wait_for, working_in
 from pypi import fetched
 from real_llm import smollm2
+from safetensors.torch import load_file, save_file
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
@@ -38,7 +41,8 @@ from featuremill.base.reasons import kind_of
 from featuremill.contract import WorkloadContract
 from featuremill.workload import Device, RecordFailed, Weights, find_workload
 from featuremill.workload.compute import values_of
-from featuremill.workloads.llm_json import engines, prompts, replies
+from featuremill.workload.outputs import Target, open_writer
+from featuremill.workloads.llm_json import engines, prompts, replies, rows_jsonl, slots
 
 llm_json = find_workload("llm_json")  # and so its reasons are known
 EXAMPLES = ROOT / "config" / "examples"
@@ -46,6 +50,9 @@ CPU = cpu()
 GPU = Device("cuda", "GPU-0", "an H200", has_bf16=True, num_multiprocessors=132)
 MEDCAT = "eb154f10479c3a31c7641283811a1616b446985fff91858ad2b890804a54519f"
 MEDCAT_NOTES = "tests/resources/medcat_trainer_export.json"
+EXAMPLE = MappingProxyType(
+    {"model": "model", "prompt": "prompt.jinja", "json_schema": "schema.json", "dtype": "fp32"}
+)
 MARKER = "Zwiebelfisch"
 """A word that nobody else writes."""
 
@@ -54,9 +61,7 @@ MARKER = "Zwiebelfisch"
 def example(tmp_path_factory):
     """Return the folder that the example's script writes."""
     folder = tmp_path_factory.mktemp("example") / "random_llm"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["llm_json.py", str(folder)])
-        runpy.run_path(str(EXAMPLES / "llm_json.py"), run_name="__main__")
+    run_example("llm_json", folder)
     return folder
 
 
@@ -71,23 +76,23 @@ def place(example, tmp_path, monkeypatch):
 
 def asked(**options):
     """Return the options of the example with other ones."""
-    named = {"model": "model", "prompt": "prompt.jinja", "json_schema": "schema.json"}
-    return llm_json.Options.model_validate({**named, "dtype": "fp32", "max_tokens": 128} | options)
+    return llm_json.Options.model_validate({**EXAMPLE, "max_tokens": 128, **options})
 
 
-def weights_of(folder="model"):
-    return Weights("model", type(ROOT)(folder).resolve(), "", {})
+def loaded(device=CPU, num_devices=1, **options):
+    wanted = asked(**options)
+    found = Weights("model", Path(wanted.model).resolve(), "", {})
+    resolved = llm_json.resolve(wanted, device, found)
+    return llm_json.load(resolved, [device] * num_devices, found)
 
 
-def loaded(device=CPU, **options):
-    resolved = llm_json.resolve(asked(**options), device, weights_of())
-    return llm_json.load(resolved, [device], weights_of())
+def computed(model, given, budget=1):
+    return values_of(llm_json, model, given, budget)
 
 
 def schema_of(place, **properties):
     """Have a schema with these properties, all of them required."""
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
-    (place / "schema.json").write_text(json.dumps({**schema, "additionalProperties": False}))
+    (place / "schema.json").write_text(json.dumps(object_of(**properties)))
 
 
 def payloads(*inputs):
@@ -97,66 +102,45 @@ def payloads(*inputs):
 
 # What is decoded
 
+
+def object_of(required=True, **properties):
+    """Return the schema of an object with these properties alone, all of them required or none."""
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return schema | ({"required": list(properties)} if required else {})
+
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+FEW = {"type": "array", "items": object_of(n=DIGIT), "maxItems": 2}
 SCHEMAS = {
-    "texts": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "minLength": 2, "maxLength": 8},
-            "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{1,3}$"},
-            "day": {"type": "string", "format": "date"},
-        },
-        "required": ["name", "code", "day"],
-        "additionalProperties": False,
-    },
-    "enums": {
-        "type": "object",
-        "properties": {
-            "one": {"enum": ["yes", "no", "unknown"]},
-            "mixed": {"enum": ["a", 1, None, True]},
-            "fixed": {"const": {"a": [1, 2]}},
-        },
-        "required": ["one", "mixed", "fixed"],
-        "additionalProperties": False,
-    },
-    "bounds": {
-        "type": "object",
-        "properties": {
-            "age": {"type": "integer", "minimum": 18, "maximum": 99},
-            "below": {"type": "integer", "exclusiveMinimum": -5, "exclusiveMaximum": 0},
-            "share": {"type": "number", "minimum": 0, "maximum": 1},
-            "even": {"type": "integer", "minimum": 0, "maximum": 1000, "multipleOf": 2},
-        },
-        "required": ["age", "below", "share", "even"],
-        "additionalProperties": False,
-    },
-    "arrays": {
-        "type": "object",
-        "properties": {
-            "three": {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3},
-            "few": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
-                    "required": ["n"],
-                    "additionalProperties": False,
-                },
-                "maxItems": 2,
-            },
-        },
-        "required": ["three", "few"],
-        "additionalProperties": False,
-    },
+    "texts": object_of(
+        name={"type": "string", "minLength": 2, "maxLength": 8},
+        code={"type": "string", "pattern": "^[A-Z]{2}[0-9]{1,3}$"},
+        day={"type": "string", "format": "date"},
+    ),
+    "enums": object_of(
+        one={"enum": ["yes", "no", "unknown"]},
+        mixed={"enum": ["a", 1, None, True]},
+        fixed={"const": {"a": [1, 2]}},
+    ),
+    "bounds": object_of(
+        age={"type": "integer", "minimum": 18, "maximum": 99},
+        below={"type": "integer", "exclusiveMinimum": -5, "exclusiveMaximum": 0},
+        share={"type": "number", "minimum": 0, "maximum": 1},
+        even={"type": "integer", "minimum": 0, "maximum": 1000, "multipleOf": 2},
+    ),
+    "arrays": object_of(
+        three={"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3},
+        few=FEW,
+    ),
     "optional fields": {
-        "type": "object",
-        "properties": {
-            "a": {"type": "boolean"},
-            "b": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
-            "c": {"$ref": "#/$defs/grade"},
-            "d": {"anyOf": [{"type": "null"}, {"enum": ["x", "y"]}]},
-        },
+        **object_of(
+            required=False,
+            a={"type": "boolean"},
+            b={**DIGIT, "type": ["integer", "null"]},
+            c={"$ref": "#/$defs/grade"},
+            d={"anyOf": [{"type": "null"}, {"enum": ["x", "y"]}]},
+        ),
         "$defs": {"grade": {"enum": ["low", "high"]}},
-        "additionalProperties": False,
     },
 }
 
@@ -167,7 +151,7 @@ def test_every_reply_that_is_accepted_is_valid(place, name):
     schema = SCHEMAS[name]
     (place / "schema.json").write_text(json.dumps(schema))
     model = loaded(temperature=1.5, attempts=3)
-    values = values_of(llm_json, model, payloads(place / "notes.csv")[:8], 1)
+    values = computed(model, payloads(place / "notes.csv")[:8])
     rows = [row for row in values.to_pylist() if row["reason"] is None]
     types = replies.types_of(schema)
     assert len(rows) >= 6 and len({row["json"] for row in rows}) > 1
@@ -186,7 +170,7 @@ def test_a_reply_has_the_likeliest_tokens_by_a_network_that_keeps_nothing(place)
     """With no cache."""
     model = loaded()
     (first, *_) = payloads(place / "notes.csv")
-    (row,) = values_of(llm_json, model, [first], 1).to_pylist()
+    (row,) = computed(model, [first]).to_pylist()
     (one,) = llm_json.prepare(model, [first], 1)
     assert row["json"] == reply_without_state(model, one)
     assert row["tokens_in"] == len(one.tokens)
@@ -194,8 +178,6 @@ def test_a_reply_has_the_likeliest_tokens_by_a_network_that_keeps_nothing(place)
 
 def reply_without_state(model, one):
     """Return the likeliest reply, each token of it anew from the whole text before it."""
-    from llguidance import LLMatcher
-
     engine = model.engine
     matcher = LLMatcher(engine._words, replies.grammar(replies.read("schema.json")))
     tokens = list(one.tokens)
@@ -209,56 +191,53 @@ def reply_without_state(model, one):
     return model.tokenizer.decode(tokens[len(one.tokens) :], skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "attempts": 2, "seed": 5}])
+DRAWN = {"temperature": 1.0, "attempts": 2, "seed": 5}
+
+
+@pytest.mark.parametrize("options", [{}, DRAWN])
 def test_a_reply_depends_on_its_row_alone(place, options):
     model = loaded(**options)
     given = list(dict.fromkeys(payloads(place / "notes.csv")))[:8]
-    together = values_of(llm_json, model, given, 10_000)
-    assert values_of(llm_json, model, given[::-1], 1).to_pylist() == together.to_pylist()[::-1]
+    together = computed(model, given, 10_000)
+    assert computed(model, given[::-1]).to_pylist() == together.to_pylist()[::-1]
     for row in (0, 5):
-        assert values_of(llm_json, model, [given[row]], 1).equals(together.slice(row, 1))
-    again = values_of(llm_json, loaded(**options), given[:2], 1)
+        assert computed(model, [given[row]]).equals(together.slice(row, 1))
+    again = computed(loaded(**options), given[:2])
     assert again.equals(together.slice(0, 2))
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "attempts": 2, "seed": 5}])
+@pytest.mark.parametrize("options", [{}, DRAWN])
 def test_rows_at_once_get_the_replies_that_they_get_alone(place, options):
     """Of any number of slots: rows end at different tokens, and others take their place."""
     given = payloads(place / "notes.csv")
-    alone = values_of(llm_json, loaded(batch_rows=1, **options), given, 1)
+    alone = computed(loaded(batch_rows=1, **options), given)
     assert len({*alone["tokens_out"].to_pylist()}) > 1
     for num_rows in (2, 3, 16):
         model = loaded(batch_rows=num_rows, **options)
         assert not model.engine._has_one_row
-        assert values_of(llm_json, model, given, 10**9).equals(alone)
+        assert computed(model, given, 10**9).equals(alone)
 
 
 def test_what_prompts_begin_with_is_computed_once(place, monkeypatch):
-    from featuremill.workloads.llm_json import slots
-
     text = "Read the note of a visit, and say in the words of a physician what it is about. "
     (place / "prompt.jinja").write_text(text + "{{ note }}")
     given = payloads(place / "notes.csv")[:5]
-    alone = values_of(llm_json, loaded(batch_rows=1), given, 1)
+    alone = computed(loaded(batch_rows=1), given)
     model = loaded(batch_rows=4)
     begun = model.engine._prefix.tokens
     assert len(begun) > 16 and text[:40] in model.tokenizer.decode(begun)
-    computed, prefill = [], slots.prefill
+    seen, prefill = [], slots.prefill
     monkeypatch.setattr(
-        slots, "prefill", lambda *given: computed.append(len(given[1])) or prefill(*given)
+        slots, "prefill", lambda *given: seen.append(len(given[1])) or prefill(*given)
     )
-    assert values_of(llm_json, model, given, 10**9).equals(alone)
+    assert computed(model, given, 10**9).equals(alone)
     lengths = alone["tokens_in"].to_pylist()
-    assert sorted(computed) == sorted(length - len(begun) for length in lengths)
+    assert sorted(seen) == sorted(length - len(begun) for length in lengths)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
     """Windows, scaled rotations and bent scores included; filling is never seen."""
-    import transformers
-
-    from featuremill.workloads.llm_json import slots
-
     network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, name)).eval()
     rows = [[5, 6, 7], [9] * 30, [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
     with torch.inference_mode():
@@ -299,15 +278,12 @@ def test_any_network_replies_what_it_does_where_it_keeps_nothing(place, caplog, 
     given = payloads(place / "notes.csv")[:3]
     found = {}
     for rows in (1, 3):
-        wanted = asked(model="other", chat=False, batch_rows=rows, context=512, max_tokens=120)
-        resolved = llm_json.resolve(wanted, CPU, weights_of("other"))
-        model = llm_json.load(resolved, [CPU], weights_of("other"))
-        found[rows] = values_of(llm_json, model, given, 10**9).to_pylist()
+        more = {"chat": False, "batch_rows": rows, "context": 512, "max_tokens": 120}
+        model = loaded(model="other", **more)
+        found[rows] = computed(model, given, 10**9).to_pylist()
     assert found[1] == found[3] and all(row["reason"] is None for row in found[1])
     for asked_one, row in zip(llm_json.prepare(model, given, 1), found[1], strict=True):
         assert reply_without_state(model, asked_one) == row["json"]
-    from featuremill.workloads.llm_json import slots
-
     engine = model.engine
     kept = KEPT[name]
     if kept in slots.STATES and "cache" in inspect.signature(engine._network.forward).parameters:
@@ -318,10 +294,6 @@ def test_any_network_replies_what_it_does_where_it_keeps_nothing(place, caplog, 
 
 def test_a_long_row_never_changes_the_rotation_of_a_short_one(tmp_path):
     """Phi-3's changes for the whole batch where one row has more than 4,096 tokens."""
-    import transformers
-
-    from featuremill.workloads.llm_json import slots
-
     network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, "phi3")).eval()
     with torch.inference_mode():
         assert slots.supports(network, 256)
@@ -329,8 +301,6 @@ def test_a_long_row_never_changes_the_rotation_of_a_short_one(tmp_path):
 
 
 def test_keys_and_values_end_with_their_batch(place):
-    from featuremill.workloads.llm_json import slots
-
     model = loaded(batch_rows=2)
     asked = llm_json.prepare(model, payloads(place / "notes.csv")[:3], 1)
     gc.collect()
@@ -342,23 +312,9 @@ def test_keys_and_values_end_with_their_batch(place):
         gc.enable()
 
 
-def test_memory_that_torch_keeps_for_itself_counts_as_free(place, monkeypatch):
-    """Else each batch would have fewer rows than the one before."""
-    model = loaded()
-    model.engine._device = device = torch.device("cuda", 0)
-    (token_bytes,) = model.engine._token_bytes.values()
-    model.engine._token_bytes, row = {device: token_bytes}, token_bytes * 100
-    free = {"mem_get_info": (4 * row, 99 * row), "memory_reserved": 8 * row}
-    for name, found in {**free, "memory_allocated": 2 * row}.items():
-        monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
-    assert model.engine._most_rows(100) == 6
-
-
 def test_another_seed_draws_others(place):
     given = payloads(place / "notes.csv")[:3]
-    one, two = (
-        values_of(llm_json, loaded(temperature=1.0, seed=seed), given, 1)["json"] for seed in (1, 2)
-    )
+    one, two = (computed(loaded(temperature=1.0, seed=seed), given)["json"] for seed in (1, 2))
     assert one != two
 
 
@@ -402,8 +358,7 @@ def test_what_is_drawn_is_keyed_by_each_of_its_parts():
 
 
 def reasons_of(model, *texts):
-    values = values_of(llm_json, model, [text.encode() for text in texts], 1)
-    return values["reason"].to_pylist()
+    return computed(model, [text.encode() for text in texts])["reason"].to_pylist()
 
 
 def test_a_reply_that_is_cut_off_or_invalid_and_a_prompt_that_is_too_long_have_reasons(place):
@@ -434,10 +389,9 @@ def test_a_prompt_may_take_all_that_the_reply_leaves_of_the_context_and_no_token
 
 
 def test_a_reply_is_validated_though_it_was_decoded_under_the_grammar(place, monkeypatch):
-    (place / "loose.json").write_text((place / "schema.json").read_text())
-    schema_of(place, complaint={"const": MARKER})
-    grammar = replies.grammar(replies.read("schema.json"))
-    (place / "loose.json").rename(place / "schema.json")
+    other = object_of(complaint={"const": MARKER})
+    (place / "other.json").write_text(json.dumps(other))
+    grammar = replies.grammar(replies.read("other.json"))
     monkeypatch.setattr(replies, "grammar", lambda schema: grammar)
     for reason in reasons_of(loaded(temperature=1, attempts=2), "one", "two", "three"):
         assert reason.startswith("reply not valid: by the schema's ") and MARKER not in reason
@@ -503,12 +457,9 @@ def test_what_is_nullable_may_be_null(place, part):
     replies.refuse_wrong(read, "schema.json")
     reader = replies.reader(read)
     assert reader.fields('{"a": null}')["a"] is None
-    with pytest.raises(replies.NotValid):
-        reader.fields('{"nullable": null}')
-    with pytest.raises(replies.NotValid):
-        reader.fields('{"a": 3}')
-    from llguidance import LLMatcher
-
+    for text in ('{"nullable": null}', '{"a": 3}'):
+        with pytest.raises(replies.NotValid):
+            reader.fields(text)
     model = loaded()
     matcher = LLMatcher(model.engine._words, replies.grammar(read))
     assert matcher.try_consume_tokens(model.tokenizer('{"a": null}')["input_ids"]) > 5
@@ -529,17 +480,13 @@ def test_a_list_that_is_nullable_is_a_column_of_lists(place):
 )
 def test_a_schema_in_openai_s_wrapper_is_that_schema(place, wrap):
     plain = replies.read("schema.json")
-    (place / "wrapped.json").write_text(json.dumps(wrap(json.loads(
-        (place / "schema.json").read_text()
-    ))))  # fmt: skip
+    told = wrap(json.loads((place / "schema.json").read_text()))
+    (place / "wrapped.json").write_text(json.dumps(told))
     assert replies.read("wrapped.json") == plain
 
 
 def test_a_discriminator_is_a_note(place):
-    kinds = [
-        {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]}
-        for name in "xy"
-    ]
+    kinds = [object_of(kind={"const": name}) for name in "xy"]
     discriminator = {"propertyName": "kind", "mapping": {"x": "#/$defs/x"}}
     schema_of(place, a={"oneOf": kinds, "discriminator": discriminator})
     replies.refuse_wrong(replies.read("schema.json"), "schema.json")
@@ -549,12 +496,8 @@ def test_a_row_with_an_empty_required_column_is_refused_without_a_prompt(place):
     (place / "some.csv").write_text('id,note,age\na,fine,3\nb,  ,3\nc,"",4\nd,well,\n')
     options = asked(required_columns=["note", "age"])
     found = list(llm_json.records([place / "some.csv"], options))
-    assert [record.reason for record in found] == [
-        "",
-        llm_json.REFUSED.reason("the column 'note' is empty"),
-        llm_json.REFUSED.reason("the column 'note' is empty"),
-        llm_json.REFUSED.reason("the column 'age' is empty"),
-    ]
+    empty = [llm_json.REFUSED.reason(f"the column '{name}' is empty") for name in ("note", "age")]
+    assert [record.reason for record in found] == ["", empty[0], *empty]
     assert found[0].payload == next(iter(llm_json.records([place / "some.csv"], asked()))).payload
 
 
@@ -575,7 +518,7 @@ def test_more_attempts_accept_more_rows(place):
     given = [str(number) for number in range(12)]
     more = {"temperature": 1.0, "max_tokens": 16}
     once = reasons_of(loaded(**more), *given)
-    values = values_of(llm_json, loaded(attempts=6, **more), [text.encode() for text in given], 1)
+    values = computed(loaded(attempts=6, **more), [text.encode() for text in given])
     assert values["reason"].null_count > once.count(None)
     assert {1, 2} <= set(values["attempts"].drop_null().to_pylist())
 
@@ -586,17 +529,15 @@ def test_of_an_error_nothing_is_told_but_its_class_and_place(place, monkeypatch)
     def stumble(*_):
         raise ValueError(MARKER)
 
-    def short(*_):
-        raise torch.OutOfMemoryError("out of memory")
-
     monkeypatch.setattr(model.engine, "_choose", stumble)
     with pytest.raises(RuntimeError) as raised:
-        values_of(llm_json, model, [b"a"], 1)
+        computed(model, [b"a"])
     assert MARKER not in str(raised.value) and "ValueError in stumble (test_" in str(raised.value)
     assert raised.value.__suppress_context__
+    short = mock.Mock(side_effect=torch.OutOfMemoryError("out of memory"))
     monkeypatch.setattr(model.engine, "_choose", short)
     with pytest.raises(torch.OutOfMemoryError):  # the core makes batches smaller for it
-        values_of(llm_json, model, [b"a"], 1)
+        computed(model, [b"a"])
 
 
 # Prompts
@@ -609,6 +550,10 @@ def records_of(place, template, rows):
         table.writeheader()
         table.writerows(rows)
     return list(llm_json.records([place / "rows.csv"], asked()))
+
+
+def payloads_with(place, template, *rows):
+    return [record.payload for record in records_of(place, template, rows)]
 
 
 def test_a_prompt_is_rendered_from_the_columns_that_it_names(place):
@@ -631,20 +576,16 @@ NAMES_OF_JINJA = ("range", "dict", "namespace", "cycler", "joiner", "lipsum", "l
 def test_a_column_with_a_name_of_jinja_is_the_column(place, name):
     template = f"{{{{ test }}}}: {{{{ {name} }}}}{{% if {name} %}}!{{% endif %}}"
     rows = [{"id": "a", "test": "sodium", name: "135-145"}, {"id": "b", "test": "x", name: "3"}]
-    found = records_of(place, template, rows)
-    assert [record.payload for record in found] == [b"sodium: 135-145!", b"x: 3!"]
-    alone = records_of(place, f"{{{{ {name} }}}}", rows)
-    assert [record.payload for record in alone] == [b"135-145", b"3"]
+    assert payloads_with(place, template, *rows) == [b"sodium: 135-145!", b"x: 3!"]
+    assert payloads_with(place, f"{{{{ {name} }}}}", *rows) == [b"135-145", b"3"]
 
 
 def test_a_function_of_jinja_that_is_called_is_that_function(place):
     template = '{% for i in range(2) %}{{ i }}{% endfor %}{{ dict(a=note).a }} {{ row["range"] }}'
-    rows = [{"id": "a", "note": "x", "range": "7"}]
-    assert [record.payload for record in records_of(place, template, rows)] == [b"01x 7"]
+    assert payloads_with(place, template, {"id": "a", "note": "x", "range": "7"}) == [b"01x 7"]
     assert prompts.read("prompt.jinja").columns == ["note", "range"]
     without = "{% block a %}{{ note }}{% endblock %}{{ self.a() }}{{ range(2) | list }}"
-    rows = [{"id": "a", "note": "x"}]
-    assert [record.payload for record in records_of(place, without, rows)] == [b"xx[0, 1]"]
+    assert payloads_with(place, without, {"id": "a", "note": "x"}) == [b"xx[0, 1]"]
 
 
 @pytest.mark.parametrize(
@@ -663,8 +604,7 @@ def test_no_object_stands_in_a_prompt(place, template):
 
 def test_a_text_about_an_object_is_a_text(place):
     text = "it says <object object at 0x7f00>"
-    (record,) = records_of(place, "{{ note }}", [{"id": "a", "note": text}])
-    assert record.payload.decode() == text
+    assert payloads_with(place, "{{ note }}", {"id": "a", "note": text}) == [text.encode()]
 
 
 @pytest.mark.parametrize(
@@ -699,15 +639,14 @@ def in_chat(place, template, **files):
         (place / "talks" / "chat_template.jinja").write_text(template)
     for name, content in files.items():
         path = place / "talks" / f"{name}.json"
-        before = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(before | content))
+        path.write_text(path.read_text() if path.exists() else "{}")
+        edit_json(path, **content)
     return place / "talks"
 
 
 def prompt_of(folder, text):
     """Return what the model at `folder` is asked for a prompt."""
-    resolved = llm_json.resolve(asked(model=str(folder)), CPU, weights_of(folder))
-    model = llm_json.load(resolved, [CPU], weights_of(folder))
+    model = loaded(model=str(folder))
     (one,) = llm_json.prepare(model, [text.encode()], 1)
     return model.tokenizer.decode(one.tokens)
 
@@ -808,15 +747,15 @@ def test_fields_have_the_types_of_the_schema(place):
 # What cannot be
 
 
-def no_template(place):
-    folder = place / "bare"
-    shutil.copytree(place / "model", folder)
-    (folder / "chat_template.jinja").unlink()
+def without(name):
+    def change(place):
+        shutil.copytree(place / "model", place / "bare")
+        (place / "bare" / name).unlink()
+
+    return change
 
 
-def no_config(place):
-    shutil.copytree(place / "model", place / "bare")
-    (place / "bare" / "config.json").unlink()
+no_template = without("chat_template.jinja")
 
 
 def wrong(name, text):
@@ -888,7 +827,7 @@ WRONG = {
         lambda place: in_chat(place, "", tokenizer_config={"chat_template": [
             {"name": name, "template": SAYS} for name in ("tool_use", "rag")]}), TALKS,
         "several chat templates (rag, tool_use), none of them called default; save the right one"),
-    "no config": (no_config, BARE, "config.json: there is no such file"),
+    "no config": (without("config.json"), BARE, "config.json: there is no such file"),
     "too many positions": (
         lambda _: None, {"context": 2000}, "options.context: this model has positions for 1,024"),
     "no room": (lambda _: None, {"context": 128}, "options.max_tokens: 128 leave no space"),
@@ -902,45 +841,28 @@ def test_what_is_wrong_is_one_sentence_that_says_where(place, name):
     change, options, says = WRONG[name]
     change(place)
     with pytest.raises(UserError) as raised:
-        resolved = asked(**options)
-        llm_json.resolve(resolved, CPU, weights_of(resolved.model))
-        list(llm_json.records([place / "notes.csv"], resolved))
+        wanted = asked(**options)
+        llm_json.resolve(wanted, CPU, Weights("model", Path(wanted.model).resolve(), "", {}))
+        list(llm_json.records([place / "notes.csv"], wanted))
     said = str(raised.value)
     assert says in said and "\n" not in said and said.endswith((".", "?"))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"attempts": 2}, "attempts has no effect with temperature: 0"),
-        ({"seed": 2}, "seed has no effect with temperature: 0"),
-        ({"engine": "vllm", "quantize": "8bit"}, "8bit is not in vllm"),
-        ({"temperature": float("nan")}, "finite number"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(place, options, says):
-    with pytest.raises(ValueError, match=says):
-        asked(**options)
-
-
 def test_a_model_without_a_template_gets_the_prompt_as_it_is(place):
     no_template(place)
-    resolved = llm_json.resolve(asked(model="bare", chat=False), CPU, weights_of("bare"))
-    model = llm_json.load(resolved, [CPU], weights_of("bare"))
+    model = loaded(model="bare", chat=False)
     (one,) = llm_json.prepare(model, [b"a note"], 1)
     assert model.tokenizer.decode(one.tokens) == "a note"
     assert reasons_of(model, "a note") == [None]
 
 
 def test_weights_that_are_not_all_there_are_refused(place):
-    from safetensors.torch import load_file, save_file
-
     shutil.copytree(place / "model", place / "bare")
     tensors = load_file(place / "bare" / "model.safetensors")
     tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, place / "bare" / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"its weights lack model\.layers\.1\.mlp\.up_proj"):
-        llm_json.load(llm_json.resolve(asked(), CPU, weights_of()), [CPU], weights_of("bare"))
+        loaded(model="bare")
 
 
 # On a GPU, and what stands in for it
@@ -981,15 +903,14 @@ def vllm(monkeypatch):
 
 def test_what_vllm_is_asked_for(place, vllm):
     schema_of(place, word={"type": "string"})
-    wanted = asked(engine="vllm", quantize="4bit", temperature=0.5, seed=3, dtype="auto")
-    resolved = llm_json.resolve(wanted, GPU, weights_of())
-    model = llm_json.load(resolved, [GPU, GPU], weights_of())
+    wanted = {"engine": "vllm", "quantize": "4bit", "temperature": 0.5, "seed": 3}
+    model = loaded(GPU, 2, **wanted, dtype="auto")
     given = model.engine._engine.options
     assert given["tensor_parallel_size"] == 2 and given["dtype"] == "bfloat16"
     assert given["quantization"] == "bitsandbytes" and given["max_model_len"] == 1024
     assert given["structured_outputs_config"]["backend"] == "guidance"
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1" and not given["trust_remote_code"]
-    values = values_of(llm_json, model, [b"a", b"a a", b"a b c"], 100_000)
+    values = computed(model, [b"a", b"a a", b"a b c"], 100_000)
     told = values["reason"].to_pylist()
     lengths = [len(prompt["prompt_token_ids"]) for prompt in model.engine._engine.prompts]
     assert [reason is None for reason in told] == [length % 2 == 0 for length in lengths]
@@ -1004,15 +925,12 @@ def test_vllm_and_bitsandbytes_that_are_not_installed_are_named(place):
         ({"engine": "vllm"}, "options.engine: vllm is not installed"),
         ({"quantize": "8bit"}, "options.quantize: bitsandbytes is not installed"),
     ):
-        resolved = llm_json.resolve(asked(**options), GPU, weights_of())
         with pytest.raises(UserError, match=says):
-            llm_json.load(resolved, [GPU], weights_of())
+            loaded(GPU, **options)
 
 
 @pytest.mark.parametrize(("quantize", "is_4bit"), [("4bit", True), ("8bit", False)])
 def test_what_bitsandbytes_is_asked_for(place, monkeypatch, quantize, is_4bit):
-    import transformers
-
     given = {}
 
     class Network:
@@ -1035,7 +953,7 @@ def test_what_bitsandbytes_is_asked_for(place, monkeypatch, quantize, is_4bit):
 def test_a_gpu_replies_what_a_cpu_does_in_fp32(place):
     given = payloads(place / "notes.csv")[:6]
     device = Device("cuda", "GPU-0", torch.cuda.get_device_name(0), has_bf16=True)
-    one, two = (values_of(llm_json, loaded(device), given, 1) for device in (CPU, device))
+    one, two = (computed(loaded(device), given) for device in (CPU, device))
     assert one["json"] == two["json"]
 
 
@@ -1044,13 +962,8 @@ def test_a_gpu_replies_what_a_cpu_does_in_fp32(place):
 
 def config_of(place, **more):
     told = yaml.safe_load((EXAMPLES / "llm_json.yaml").read_text("utf-8"))
-    options = {
-        "model": "model",
-        "prompt": "prompt.jinja",
-        "json_schema": "schema.json",
-        "dtype": "fp32",
-    }
-    told |= {"inputs": "notes.csv", "options": {**options, **more.pop("options", {})}, **more}
+    options = {**EXAMPLE, **more.pop("options", {})}
+    told |= {"inputs": "notes.csv", "options": options, **more}
     (place / "config.yaml").write_text(yaml.safe_dump(told))
 
 
@@ -1069,12 +982,13 @@ def leaks(folder):
     return found
 
 
-def computed(place, environment):
+def run(place, environment):
     """Run; return the rows and reasons that came of it, and see that no text got out."""
     desk = Desk(place, {**environment, "FEATUREMILL_CACHE": str(place / "cache")})
-    said = desk.type("featuremill", "run", "config.yaml", "--verbose", status=None).text
-    said += desk.type("featuremill", "status", "results/llm_json", status=None).text
-    said += desk.type("featuremill", "status", "results/llm_json", "--json", status=None).text
+    told = ["status", "results/llm_json"]
+    said = ""
+    for words in (["run", "config.yaml", "--verbose"], told, [*told, "--json"]):
+        said += desk.type("featuremill", *words, status=None).text
     root = place / "results" / "llm_json"
     assert MARKER not in said, said
     assert leaks(place) == [] and list(root.rglob("*.log"))
@@ -1096,7 +1010,7 @@ def test_a_run_keeps_ids_and_order_and_nobodys_text_leaves_store_and_results(pla
     notes(place, rows)
     schema_of(place, word={"const": MARKER}, how={"enum": ["a", "b"]})
     config_of(place, max_failed=5)
-    lines, failed = computed(place, environment)
+    lines, failed = run(place, environment)
     assert [line["id"] for line in lines] == [*(f"n{number}" for number in range(6)), "again"]
     assert lines[-1] == {**lines[-2], "id": "again"}
     assert all(line["json"]["word"] == MARKER and line["finish"] == "stop" for line in lines)
@@ -1128,7 +1042,7 @@ def test_nobodys_text_leaves_where_all_rows_fail(place, environment, what):
         )
         options = {"model": "quoting"}
     config_of(place, max_failed=5, options=options)
-    _, failed = computed(place, environment)
+    _, failed = run(place, environment)
     expected = {"invalid": "reply not valid", "cut off": "reply cut off"}
     assert set(failed.values()) == {expected.get(what, "error in the workload")}
 
@@ -1172,10 +1086,7 @@ def test_killed_between_two_batches_of_many_rows_each_row_comes_out_once(place, 
 def surroundings(example, environment):
     """Let the contract's own processes find the example's files."""
     (example / "poison.csv").write_text(f"id,note\nlong,{'far too long ' * 900}\n")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.chdir(example)
+    with working_in(example, **environment):
         yield
 
 
@@ -1185,10 +1096,7 @@ class TestTheContract(WorkloadContract):
     workload = "llm_json"
     inputs = ("notes.csv",)
     poison = "poison.csv"
-    options = MappingProxyType(
-        {"model": "model", "prompt": "prompt.jinja", "json_schema": "schema.json",
-         "dtype": "fp32", "max_tokens": 96}
-    )  # fmt: skip
+    options = MappingProxyType({**EXAMPLE, "max_tokens": 96})
 
 
 @pytest.mark.slow
@@ -1207,9 +1115,6 @@ def test_init_writes_a_config_to_be_filled_in(place, environment):
 
 
 def test_a_reply_of_several_lines_is_one_line_of_rows_jsonl(tmp_path):
-    from featuremill.workload.outputs import Target
-    from featuremill.workloads.llm_json import rows_jsonl
-
     schema = pa.schema({"json": pa.string()})
     writer = rows_jsonl.Writer(Target(tmp_path / "rows.jsonl", schema, 2, {}))
     writer.write(pa.table({"id": ["a", "b"], "json": ['{\n"x":  1}', '{"x":  1}']}))
@@ -1221,8 +1126,6 @@ def test_a_reply_of_several_lines_is_one_line_of_rows_jsonl(tmp_path):
 
 
 def test_rows_jsonl_is_refused_where_there_is_no_json(tmp_path):
-    from featuremill.workload.outputs import Target, open_writer
-
     values = pa.schema({"text": pa.string()})
     with pytest.raises(UserError, match="rows_jsonl needs"):
         open_writer("rows_jsonl", Target(tmp_path / "rows.jsonl", values, 0, {}))
@@ -1250,7 +1153,7 @@ def test_real_notes_with_smollm2(tmp_path, monkeypatch):
     assert len(records) == 27 and not any(record.reason for record in records)
     given = list(dict.fromkeys(record.payload for record in records))
     begin = time.process_time()
-    values = values_of(llm_json, model, given, 1)
+    values = computed(model, given)
     seconds = time.process_time() - begin
     rows = [row for row in values.to_pylist() if row["reason"] is None]
     tokens = {name: sum(row[name] for row in rows) for name in ("tokens_in", "tokens_out")}
@@ -1260,5 +1163,5 @@ def test_real_notes_with_smollm2(tmp_path, monkeypatch):
         jsonschema.validate(json.loads(row["json"]), SCHEMA, jsonschema.Draft202012Validator)
     assert len(rows) >= len(given) - 3 and len({row["json"] for row in rows}) > len(rows) / 2
     few = sorted(range(len(given)), key=lambda place: len(given[place]))[:3]
-    again = values_of(llm_json, model, [given[place] for place in few], 1)
+    again = computed(model, [given[place] for place in few])
     assert again.to_pylist() == [values.slice(place, 1).to_pylist()[0] for place in few]

@@ -7,6 +7,7 @@ import torch
 import transformers
 from decoder_models import WIDE, write
 from living import Living
+from test_llm_json import object_of
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
@@ -23,16 +24,7 @@ GPT2 = {"n_embd": 256, "n_layer": 4, "n_head": 8, "n_positions": CONTEXT}
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     (tmp_path / "prompt.jinja").write_text("{{ note }}")
-    (tmp_path / "schema.json").write_text(
-        json.dumps(
-            {
-                "type": "object",
-                "properties": {"a": {"type": "string"}},
-                "required": ["a"],
-                "additionalProperties": False,
-            }
-        )
-    )
+    (tmp_path / "schema.json").write_text(json.dumps(object_of(a={"type": "string"})))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -7,14 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from encoder_models import bpe, dna
+from encoder_models import bpe, dna, loaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.workload import plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder.mosaicbert import MosaicBert, alibi_slopes, attention_bias
@@ -206,7 +205,7 @@ def test_cuda_takes_the_bias_as_it_is(num_tokens):
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 40, 129])
 def test_one_sequence_equals_the_papers(name, length):
-    values = alone_of(name, length)
+    values = alone_of(name, length)  # of tensors without gradients, which NumPy does not take
     assert values.dtype == np.float32 and values.shape == exact(name, length).shape
     assert max(differences(values, exact(name, length))) < 1e-5
 
@@ -228,9 +227,8 @@ def test_a_sequence_has_its_values_in_any_batch(name, data):
 def test_any_length_goes(name):
     """Also where whole blocks of a kernel are padding, before and behind."""
     lengths = [513, 3, 1100, 40]
-    for length, values in zip(
-        lengths, in_batch(name, lengths, [0, 1097, 0, 530], 1100), strict=True
-    ):
+    batch = in_batch(name, lengths, [0, 1097, 0, 530], 1100)
+    for length, values in zip(lengths, batch, strict=True):
         assert max(differences(values, exact(name, length))) < 1e-5
         assert max(differences(values, alone_of(name, length))) < 1e-6
 
@@ -282,10 +280,6 @@ def test_weights_are_put_in_place_of_nothing(tmp_path):
     model.load_state_dict(bare, strict=True, assign=True)
     assert list(model.buffers()) == []
     assert np.array_equal(alone(model, tokens_of("12 heads", 40)), alone_of("12 heads", 40))
-
-
-def test_values_need_no_gradients():
-    assert not any(states.requires_grad for states in model_of("12 heads")(torch.tensor([[1, 2]])))
 
 
 def test_a_bert_is_no_mosaicbert():
@@ -340,10 +334,8 @@ def published(folder, as_dnabert_s):
         torch.save(state | more, folder / "pytorch_model.bin")
     else:
         prefixed = {f"bert.{key}": value for key, value in state.items()}
-        save_file(
-            prefixed | {"cls.predictions.decoder.bias": torch.zeros(200)},
-            folder / "model.safetensors",
-        )
+        prefixed["cls.predictions.decoder.bias"] = torch.zeros(200)
+        save_file(prefixed, folder / "model.safetensors")
     tokenizer = bpe()
     if as_dnabert_s:  # its file pads all to 2,000 tokens, with a token that is none
         tokenizer.enable_truncation(20)
@@ -355,16 +347,13 @@ def published(folder, as_dnabert_s):
 @pytest.mark.parametrize("as_dnabert_s", [False, True], ids=["DNABERT-2", "DNABERT-S"])
 def test_the_workload_encoder_computes_it_by_its_published_layout(tmp_path, as_dnabert_s):
     tokenizer, state, config = published(tmp_path, as_dnabert_s)
-    given = {"model": str(tmp_path), "alphabet": "nucleotides"}
-    given |= {"pool": ["mean", "mean_all"], "layers": list(range(config["num_hidden_layers"] + 1))}
-    found = weights.weights_of(plain_weights.look(str(tmp_path), True, 1))
+    given = {"pool": ["mean", "mean_all"], "alphabet": "nucleotides"}
+    given |= {"layers": list(range(config["num_hidden_layers"] + 1))}
     letters = dna(5, 300)
     payloads = [text.encode() for text in letters]
 
     def computed(dtype):
-        asked = encoder.Options.model_validate(given | {"dtype": dtype})
-        options = encoder.resolve(asked, cpu(), found)
-        return values_of(encoder, encoder.load(options, [cpu()], found), payloads, 400)
+        return values_of(encoder, loaded(tmp_path, dtype=dtype, **given), payloads, 400)
 
     values = computed("fp32")
     for text, row in zip(letters, values.to_pylist(), strict=True):

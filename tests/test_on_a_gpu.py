@@ -24,7 +24,7 @@ from bench import elders
 from conftest import ROOT
 from esm2_models import demo_proteins
 from gpu_local import OPTIONS, PACKAGE
-from programs import NO_REPORT, Desk, Verbs, random_records, wait_for
+from programs import NO_REPORT, Desk, Verbs, random_records, wait_for, write_fasta
 from safetensors.torch import load_file
 
 import featuremill
@@ -43,6 +43,10 @@ PROTEINS = {f"p{number}": residues for number, residues in enumerate(demo_protei
 LONG = {"short": "MKTAYIAK", "long": "MKTAYIAKQR" * 150}
 
 
+def shortest(count):
+    return dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:count])
+
+
 def bases(count):
     rng = random.Random(0)
     return {
@@ -56,48 +60,25 @@ def from_example(name, folder):
     return folder
 
 
-def esm2(_):
-    options = {"layers": [0, 3, -1], "pool": ["mean", "max", "std", "bos"]}
-    return PROTEINS, "esm2", options, BOUNDS
-
-
-def esm2_residues(_):
-    return LONG, "esm2", {"pool": ["none"], "per_residue": True, "long": "chunk"}, HALF_BOUNDS
-
-
 def esmc(folder):
     esmc_models.esmc(4, 192, 512).save_pretrained(folder / "esmc")
     return PROTEINS, "esmc", {"model": str(folder / "esmc")}, BOUNDS
 
 
-def scores(_):
-    options = {"model": "mill_t6_8M", "variants": "all", "marginals": ["wildtype", "masked"]}
-    shortest = dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:1])
-    return shortest, "scores", {**options, "likelihood": ["one_pass", "pseudo"]}, HALF_BOUNDS
-
-
 def contacts(folder):
     name = folder / "regression.pt"
     subprocess.run([sys.executable, EXAMPLES / "random_regression.py", name], check=True)
+    few = shortest(3)
     options = {"model": "mill_t6_8M", "regression": str(name), "pairs": "none"}
-    few = dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:3])
-    return (
-        few,
-        "contacts",
-        {**options, "output_dtype": "float32", "attention_of": [*few][:1]},
-        BOUNDS,
-    )
+    options |= {"output_dtype": "float32", "attention_of": [*few][:1]}
+    return few, "contacts", options, BOUNDS
 
 
-def geneformer(folder, perturb):
+def geneformer(folder, perturb, **more):
     place = from_example("geneformer", folder / "cells")
     options = {"model": "model", "vocabulary": "tokens.json", "medians": "medians.json"}
     options = {key: str(place / name) for key, name in options.items()}
-    return place / "cells.h5ad", "geneformer", {**options, "perturb": perturb}, BOUNDS
-
-
-def cells(folder):
-    return geneformer(folder, "none")
+    return place / "cells.h5ad", "geneformer", {**options, "perturb": perturb, **more}, BOUNDS
 
 
 def deletions(folder):
@@ -135,12 +116,6 @@ def ensemble(folder):
     return {"one": PROTEINS["p0"][:40]}, "scores", options, HALF_BOUNDS
 
 
-def genes(folder):
-    inputs, workload, options, bounds = geneformer(folder, "none")
-    more = {"gene_vectors": True, "output_dtype": "float32"}
-    return inputs, workload, {**options, **more}, bounds
-
-
 def decoder(folder):
     decoder_models.write(folder / "llama", "llama")
     options = {"model": str(folder / "llama"), "alphabet": "texts", "pool": ["mean", "last"]}
@@ -155,14 +130,30 @@ def encoder(kind):
         inputs = bases(12) if alphabet == "nucleotides" else dict(list(PROTEINS.items())[:6])
         return inputs, "encoder", {"model": str(folder / kind), "alphabet": alphabet}, BOUNDS
 
-    return pytest.param(case, id=kind)
+    return case
 
 
-CASES = [
-    *(esm2, esm2_residues, esmc, scores, contacts, cells, deletions, pac, llm_json),
-    *(replies_together, ensemble, genes, decoder),
-    *map(encoder, encoder_models.KINDS),
-]
+LAYERS = {"layers": [0, 3, -1], "pool": ["mean", "max", "std", "bos"]}
+RESIDUES = {"pool": ["none"], "per_residue": True, "long": "chunk"}
+SCORES = {"model": "mill_t6_8M", "variants": "all", "marginals": ["wildtype", "masked"]}
+SCORES |= {"likelihood": ["one_pass", "pseudo"]}
+VECTORS = {"gene_vectors": True, "output_dtype": "float32"}
+CASES = {
+    "esm2": lambda _: (PROTEINS, "esm2", LAYERS, BOUNDS),
+    "esm2_residues": lambda _: (LONG, "esm2", RESIDUES, HALF_BOUNDS),
+    "esmc": esmc,
+    "scores": lambda _: (shortest(1), "scores", SCORES, HALF_BOUNDS),
+    "contacts": contacts,
+    "cells": lambda folder: geneformer(folder, "none"),
+    "deletions": deletions,
+    "pac": pac,
+    "llm_json": llm_json,
+    "replies_together": replies_together,
+    "ensemble": ensemble,
+    "genes": lambda folder: geneformer(folder, "none", **VECTORS),
+    "decoder": decoder,
+    **{f"encoder_{kind}": encoder(kind) for kind in encoder_models.KINDS},
+}
 
 
 def numbers_and_words(value):
@@ -195,7 +186,7 @@ def differences(found, expected):
 
 
 @ON_BOTH
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.filterwarnings("ignore:.* longer than ")
 def test_a_workload_equals_its_cpu_twin(case, device, tmp_path, record_property):
     inputs, workload, options, bounds = case(tmp_path)
@@ -221,7 +212,7 @@ def test_a_run_that_is_killed_gives_the_bits_of_a_whole_one(device, tmp_path, en
     """One shard in one job, beside many shards in three slots of one GPU, killed at the first
     receipt."""
     records = enumerate(demo_proteins(60))
-    (tmp_path / "in.fasta").write_text("".join(f">p{n}\n{residues}\n" for n, residues in records))
+    write_fasta(tmp_path / "in.fasta", {f"p{n}": residues for n, residues in records})
     desk = Desk(tmp_path, {**environment, "FEATUREMILL_QUIET": ""})
     for name, cost in (("whole", 10**9), ("killed", 5_000)):
         config = {"run": name, "inputs": "in.fasta", "workload": "esm2", "device": device}
@@ -235,11 +226,7 @@ def test_a_run_that_is_killed_gives_the_bits_of_a_whole_one(device, tmp_path, en
     desk.type("featuremill", *words("whole", 1), "--", NO_REPORT)
     desk.environment = {**desk.environment, "FEATUREMILL_SLOTS_PER_GPU": "3"}
     receipts = tmp_path / "results" / "killed" / "receipts"
-    started = {
-        "start_new_session": True,
-        "stderr": subprocess.DEVNULL,
-        "stdout": subprocess.DEVNULL,
-    }
+    started = dict.fromkeys(("stderr", "stdout"), subprocess.DEVNULL) | {"start_new_session": True}
     with desk.start("featuremill", *words("killed", 3), "--", NO_REPORT, **started) as running:
         wait_for(lambda: any(receipts.rglob("*.json")) or running.poll() is not None)
         os.killpg(running.pid, signal.SIGKILL)
@@ -260,14 +247,9 @@ SAE = ["--features", "48", "--k", "4", "--batch", "64", "--steps", "100", "--hel
 def training(folder, environment, device, name, ranks=1):
     """Train an autoencoder; return the exit status and what was said."""
     words = ["sae", "train", "results/test", "--vectors", "mean_layer_6", *SAE, "--output", name]
-    done = subprocess.run(
-        [sys.executable, "-m", "featuremill", *words, "--device", device, "--gpus", str(ranks)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ["-m", "featuremill", *words, "--device", device, "--gpus", str(ranks)]
+    more = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *words], **more, timeout=120)
     return done.returncode, done.stderr
 
 
@@ -350,16 +332,11 @@ if __name__ == "__main__":
 def test_python_gives_what_a_run_gives(device, tmp_path, environment, record_property):
     """`compute` in this process, in processes of its own, and `featuremill.run`."""
     proteins = dict(list(PROTEINS.items())[:8])
-    (tmp_path / "in.fasta").write_text("".join(f">{n}\n{r}\n" for n, r in proteins.items()))
+    write_fasta(tmp_path / "in.fasta", proteins)
     (tmp_path / "script.py").write_text(FROM_PYTHON)
     words = json.dumps([device, 2, 1 if device == "cuda" else None, proteins])
-    done = subprocess.run(
-        [sys.executable, "script.py", words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    more = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "script.py", words], **more)
     assert done.returncode == 0, done.stderr[-3000:]
     differences = json.loads(done.stdout)
     record_property("differences", differences)
@@ -397,13 +374,9 @@ def test_jobs_of_any_workflow_get_a_gpu(tmp_path, environment):
     paths = os.pathsep.join([str(PACKAGE / "src"), environment.get("PYTHONPATH", "")])
     only = devices.cuda_devices()[0].uuid
     words = [*OPTIONS, "--resources", "gpu=4", "--gpu-local-devices", only]
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *words],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
+    more = {"cwd": tmp_path, "env": {**environment, "PYTHONPATH": paths}}
+    command = [sys.executable, "-m", "snakemake", *words]
+    done = subprocess.run(command, capture_output=True, text=True, **more)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "none").read_text() == ""
     for number in range(4):

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from broken_inputs import BROKEN
-from conftest import in_tests
+from conftest import ROOT, in_tests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plans import receipt_json, write_sealed
@@ -56,10 +56,8 @@ def holds(fast, thorough=THOROUGH, phases=tuple(Phase), **drawn):
     """Make a test of a property `check(folder, …)` over everything that `drawn` describes."""
 
     def decorate(check):
-        numbers = [
-            fast,
-            pytest.param(thorough, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
-        ]
+        slow = [pytest.mark.slow, pytest.mark.timeout(1200)]
+        numbers = [fast, pytest.param(thorough, marks=slow)]
 
         @pytest.mark.parametrize("num_examples", numbers)
         def test(num_examples):
@@ -89,20 +87,16 @@ def holds(fast, thorough=THOROUGH, phases=tuple(Phase), **drawn):
 
 WHITE = st.sampled_from(["", " ", "\t", "  "])
 LETTERS = st.text(st.sampled_from(RESIDUES + RESIDUES.lower() + " j*#\u00e9"), max_size=30)
-HEADERS = st.text(
-    st.one_of(
-        st.sampled_from("ab|/.%> \t\x01\x1b\x85\u00e9\U0001f9ec"), st.characters(codec="utf-8")
-    ),
-    max_size=12,
-).filter(lambda text: not re.search("[\0\r\n]", text))
+ODD_LETTERS = st.sampled_from("ab|/.%> \t\x01\x1b\x85\u00e9\U0001f9ec")
+HEADERS = st.text(st.one_of(ODD_LETTERS, st.characters(codec="utf-8")), max_size=12).filter(
+    lambda text: not re.search("[\0\r\n]", text)
+)
 FASTA_LINES = st.one_of(
     st.builds(lambda white, text: f"{white}>{text}".encode(), WHITE, HEADERS),
     st.builds(lambda white, text: f"{white}{text}".encode(), WHITE, LETTERS),
     st.builds(lambda text: f"{text}*".encode(), LETTERS),
     st.builds(lambda text: f"\ufeff>{text}".encode(), HEADERS),
-    st.sampled_from(
-        [b"", b" ", b"\t\t", b"; a comment > of a kind", b"#", b"MK>V", b"MK*V>P", b"M\0"]
-    ),
+    st.sampled_from([b"", b" ", b"\t\t", b"; a > comment", b"#", b"MK>V", b"MK*V>P", b"M\0"]),
     st.builds(lambda text, raw: b">" + text.encode() + raw, HEADERS, st.binary(max_size=3)).filter(
         lambda line: not re.search(b"[\0\r\n]", line)
     ),
@@ -242,11 +236,8 @@ def test_tables_keep_every_row_in_order(folder, rows, kind):
             wanted.append((row, line))
         line += 1 if kind == "parquet" else 1 + "".join(row).count("\n")
     separator = "\t" if kind == "tsv" else ","
-    hides = [
-        line.count(separator) == len(names) - 1
-        for row in rows
-        for line in lines_of(row, separator)[1:]
-    ]
+    later = [line for row in rows for line in lines_of(row, separator)[1:]]
+    hides = [line.count(separator) == len(names) - 1 for line in later]
     if kind != "parquet" and any(hides):
         with contextlib.suppress(UserError):  # it cannot be told from a mark that nothing closes
             assert len(list(proteins([path]))) == len(wanted)
@@ -256,9 +247,8 @@ def test_tables_keep_every_row_in_order(folder, rows, kind):
         (id.strip(), description.strip(), line) for (id, _, description), line in wanted
     ]
     for record, ((_, letters, _), _) in zip(records, wanted, strict=True):
-        residues = letters.replace(" ", "").upper().rstrip("*") * (
-            not is_missing("".join(letters.split()))
-        )
+        is_empty = is_missing("".join(letters.split()))
+        residues = "" if is_empty else letters.replace(" ", "").upper().rstrip("*")
         is_good = residues and "*" not in residues and record.id
         is_good = is_good and not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", record.id)
         assert record.payload.decode() == (residues if is_good else "")
@@ -286,20 +276,14 @@ def seeds():
 
 
 SEEDS = st.deferred(lambda: st.sampled_from(seeds()))
-EDITS = st.lists(
-    st.tuples(
-        st.floats(0, 1),
-        st.integers(0, 20),
-        st.one_of(
-            st.binary(max_size=4),
-            st.sampled_from(
-                [b">", b"\r", b"\n", b'"', b",", b"\xff", b"\x1b[2J", b"//\n", b"*", b"9" * 30]
-            ),
-        ),
-    ),
-    min_size=1,
-    max_size=4,
-)
+BITS = [b">", b"\r", b"\n", b'"', b",", b"\xff", b"\x1b[2J", b"//\n", b"*", b"9" * 30]
+
+
+def edits_with(most_out, bits):
+    """Return up to four edits: a place, how many bytes are left out there, and what is put in."""
+    put_in = st.one_of(st.binary(max_size=4), st.sampled_from(bits))
+    edit = st.tuples(st.floats(0, 1), st.integers(0, most_out), put_in)
+    return st.lists(edit, min_size=1, max_size=4)
 
 
 def edited(data, edits):
@@ -310,7 +294,7 @@ def edited(data, edits):
     return data
 
 
-@holds(250, thorough=4000, seed=SEEDS, edits=EDITS)
+@holds(250, thorough=4000, seed=SEEDS, edits=edits_with(20, BITS))
 def test_any_file_is_records_or_one_sentence(folder, seed, edits):
     suffix, data = seed
     path = folder / f"in{suffix}"
@@ -334,6 +318,7 @@ def test_any_file_is_records_or_one_sentence(folder, seed, edits):
 
 RUN_NAMES = "run inputs workload options shards device gpus outputs max_failed"
 OPTION_NAMES = "model layers pool per_residue dtype long cost hydropathy output_dtype"
+WORDS = "esm2 composition cpu parquet npy mean none fp32 chunk"
 NAMES = st.sampled_from([*RUN_NAMES.split(" "), *OPTION_NAMES.split(" ")])
 SCALARS = st.one_of(
     st.none(),
@@ -345,9 +330,7 @@ SCALARS = st.one_of(
     st.dates(),
     st.binary(max_size=3),
     st.text(max_size=6),
-    st.sampled_from(
-        ["esm2", "composition", "cpu", "parquet", "npy", "mean", "none", "fp32", "chunk"]
-    ),
+    st.sampled_from(WORDS.split(" ")),
     st.sampled_from(["a.fa", "../x", "a/b.pt", "a\0b", "\ud800", "{x}", "1e999", "", " "]),
 )
 KEYS = st.one_of(NAMES, st.text(max_size=4), st.integers(), st.none(), st.booleans(), st.floats())
@@ -378,44 +361,16 @@ def test_any_mapping_is_a_run_or_sentences(folder, raw):
     assert config.validate(json.loads(json.dumps(run.model_dump(mode="json")))) == run
 
 
-YAML_SEEDS = [
-    *sorted(
-        path.read_bytes() for path in (Path(__file__).parent.parent / "config").rglob("*.yaml")
-    ),
-    b"inputs: a\noptions:\n  layers: [6, 3]\n  pool: [mean, bos]\nshards: {cost: 3}\n",
-]
-YAML_BITS = [
-    b"&a ",
-    b"*a",
-    b"<<: *a",
-    b"!!int ",
-    b"!!timestamp ",
-    b"!!python/name:os.system ",
-    b"? ",
-]
-YAML_BITS += [
-    b"[",
-    b"{",
-    b"- ",
-    b": ",
-    b"1e999",
-    b"0x" + b"f" * 40,
-    b"\x85",
-    b"\xe2\x80\xa8",
-    b"\t",
-]
-YAML_EDITS = st.lists(
-    st.tuples(
-        st.floats(0, 1),
-        st.integers(0, 9),
-        st.one_of(st.sampled_from(YAML_BITS), st.binary(max_size=3)),
-    ),
-    min_size=1,
-    max_size=4,
+YAML_SEEDS = sorted(path.read_bytes() for path in (ROOT / "config").rglob("*.yaml"))
+YAML_SEEDS.append(
+    b"inputs: a\noptions:\n  layers: [6, 3]\n  pool: [mean, bos]\nshards: {cost: 3}\n"
 )
+YAML_BITS = [b"&a ", b"*a", b"<<: *a", b"!!int ", b"!!timestamp ", b"!!python/name:os.system "]
+YAML_BITS += [b"? ", b"[", b"{", b"- ", b": ", b"1e999", b"0x" + b"f" * 40]
+YAML_BITS += [b"\x85", b"\xe2\x80\xa8", b"\t"]
 
 
-@holds(80, thorough=2000, seed=st.sampled_from(YAML_SEEDS), edits=YAML_EDITS)
+@holds(80, thorough=2000, seed=st.sampled_from(YAML_SEEDS), edits=edits_with(9, YAML_BITS))
 def test_any_yaml_is_a_run_or_sentences(folder, seed, edits):
     path = folder / "my.yaml"
     path.write_bytes(edited(seed, edits))
@@ -470,31 +425,22 @@ TEXTS = st.one_of(
 
 @holds(100, values=st.fixed_dictionaries(dict.fromkeys(map(str, VARIABLES.values()), TEXTS)))
 def test_any_environment_is_a_request_or_one_sentence(folder, values):
-    before = dict(os.environ)
-    os.environ.update(
-        {name: text.encode("utf-8", "replace").decode() for name, text in values.items()}
-    )
-    try:
-        request = Request.from_environment()
-        request.check()
-    except UserError as error:
-        assert str(error).endswith(".") and "\n" not in str(error)
-    else:
-        assert request.slots_per_gpu >= 1 and request.min_free_mb >= 0
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    texts = {name: text.encode("utf-8", "replace").decode() for name, text in values.items()}
+    with patch.dict(os.environ, texts):
+        try:
+            request = Request.from_environment()
+            request.check()
+        except UserError as error:
+            assert str(error).endswith(".") and "\n" not in str(error)
+        else:
+            assert request.slots_per_gpu >= 1 and request.min_free_mb >= 0
 
 
 # ---- plan ----
 
 PAYLOADS = st.text(st.sampled_from("ACDE"), min_size=1, max_size=10)
-RECORDS = st.lists(
-    st.tuples(
-        st.one_of(PAYLOADS, PAYLOADS, PAYLOADS, st.sampled_from(["", "M*K", "M1"])), st.booleans()
-    ),
-    max_size=25,
-)
+SOME_BAD = st.one_of(PAYLOADS, PAYLOADS, PAYLOADS, st.sampled_from(["", "M*K", "M1"]))
+RECORDS = st.lists(st.tuples(SOME_BAD, st.booleans()), max_size=25)
 """Sequences, a few of them to be refused; and whether the record comes once more, later."""
 
 
@@ -503,15 +449,14 @@ def write_records(path, drawn):
     records = [(f"id{number}", sequence) for number, (sequence, _) in enumerate(drawn)]
     records += [record for record, (_, again) in zip(records, drawn, strict=True) if again]
     records.append(("last", "MKVLW"))
-    path.write_text("".join(f">{id}\n{sequence}\n" for id, sequence in records))
+    path.write_text(fasta(records))
     return records
 
 
 def planned(folder, cost):
     run = {"inputs": [str(folder / "in.fa")], "workload": "composition", "device": "cpu"}
-    return plan(
-        Results(folder), config.validate({**run, "shards": {"cost": cost}}), None
-    ).plan.as_json()
+    run["shards"] = {"cost": cost}
+    return plan(Results(folder), config.validate(run), None).plan.as_json()
 
 
 def kinds_of(records):
@@ -523,6 +468,14 @@ def kinds_of(records):
         kinds.append("refused" if is_refused else "duplicate" if is_repeat else "planned")
         seen.add(id)
     return kinds
+
+
+def with_kinds(records):
+    return zip(records, kinds_of(records), strict=True)
+
+
+def payloads_of(run, shard):
+    return [row["payload"].decode() for row in read_shard(run.shard(shard)).to_pylist()]
 
 
 def check_plan(folder, found, records):
@@ -550,23 +503,13 @@ def test_edits_lose_nothing_and_leave_begun_shards_alone(folder, edits):
         records = write_records(folder / "in.fa", drawn)
         found = planned(folder, cost)
         check_plan(folder, found, records)
-        wanted = {
-            sequence
-            for (_, sequence), kind in zip(records, kinds_of(records), strict=True)
-            if kind == "planned"
-        }
+        wanted = {text for (_, text), kind in with_kinds(records) if kind == "planned"}
         names = {shard["shard"] for shard in found["shards"]}
         begun = Results(folder).begun_shards()
         for name, payloads in before.items():
             if name in begun and payloads <= wanted:
                 assert name in names, "all of it is wanted still"
-        before = {
-            name: {
-                row["payload"].decode()
-                for row in read_shard(Results(folder).shard(name)).to_pylist()
-            }
-            for name in names
-        }
+        before = {name: {*payloads_of(Results(folder), name)} for name in names}
         for name in sorted(names)[::2]:  # of the others nothing is computed: they may be cut anew
             journals.mkdir(exist_ok=True, parents=True)
             (journals / f"{name}.arrows").touch()
@@ -597,24 +540,18 @@ def write_part(folder, found, shard, failed, batch_rows, order):
             sequence = row["payload"].decode()
             is_failed = sequence in failed
             num_failed += is_failed
-            values = {"status": "ok", "reason": None, "vector": vector_of(sequence), "other": [1.5]}
+            values = {"status": "ok", "vector": vector_of(sequence), "other": [1.5]}
             if is_failed:
-                values = {
-                    "status": "failed",
-                    "reason": f"bad: {sequence}",
-                    "vector": None,
-                    "other": None,
-                }
-            made.append({"sha256": row["sha256"], **values})
+                values = {"status": "failed", "reason": f"bad: {sequence}"}
+            empty = dict.fromkeys(schema.names)
+            made.append(empty | {"sha256": row["sha256"]} | values)
         opened.commit(pa.RecordBatch.from_pylist(made, schema=schema))
     digest = opened.finish()
     part = run.part(recipe, shard)
     part.parent.mkdir(parents=True, exist_ok=True)
     opened.path.replace(part)
-    num_ok = len(rows) - num_failed
-    receipt = receipt_json(
-        shard=shard, recipe=recipe, part=digest, rows=len(rows), ok=num_ok, failed=num_failed
-    )
+    counts = {"rows": len(rows), "ok": len(rows) - num_failed, "failed": num_failed}
+    receipt = receipt_json(shard=shard, recipe=recipe, part=digest, **counts)
     write_sealed(part.with_suffix(".json"), receipt)
     write_sealed(run.receipt(recipe, shard), receipt)
 
@@ -627,25 +564,19 @@ def compute_all(folder, found, failed, batch_rows=3, seed=0):
 
 def check_delivery(folder, records, failed):
     """Assert that the results hold what they should: the ok ids in order, each with its vector."""
-    kinds = kinds_of(records)
-    ok = [
-        (id, sequence)
-        for (id, sequence), kind in zip(records, kinds, strict=True)
-        if kind == "planned" and sequence not in failed
-    ]
-    table = pq.read_table(folder / "embeddings.parquet")
-    assert list(zip(table["id"].to_pylist(), table["vector"].to_pylist(), strict=True)) == [
-        (id, vector_of(sequence)) for id, sequence in ok
-    ]
+    ok, left_out = [], []
+    for (id, sequence), kind in with_kinds(records):
+        if kind == "planned" and sequence not in failed:
+            ok.append((id, sequence))
+        elif kind != "duplicate":
+            left_out.append((id, "refused" if kind == "refused" else "failed"))
+    table = pq.read_table(folder / "embeddings.parquet").select(["id", "vector"]).to_pylist()
+    assert table == [{"id": id, "vector": vector_of(sequence)} for id, sequence in ok]
     both = np.load(folder / "embeddings.npy")
     assert both.tolist() == [[*vector_of(sequence), 1.5] for _, sequence in ok]
     with (folder / "failed.tsv").open(newline="") as file:
         listed = [(row["id"], row["status"]) for row in csv.DictReader(file, delimiter="\t")]
-    assert listed == [
-        (id, "refused" if kind == "refused" else "failed")
-        for (id, sequence), kind in zip(records, kinds, strict=True)
-        if kind == "refused" or (kind == "planned" and sequence in failed)
-    ]
+    assert listed == left_out
     counts = read_json(folder / "manifest.json")["counts"]
     assert counts["ok"] == len(ok)
     assert counts["input"] == sum(counts[kind] for kind in ("ok", "failed", "refused", "duplicate"))
@@ -701,18 +632,12 @@ def alone(sequences):
     return ok, refused, {kind: kinds.count(kind) for kind in ("ok", "refused", "duplicate")}
 
 
-SAMPLE_EDITS = st.lists(
-    st.tuples(
-        SHEETS,
-        st.sampled_from(["one", "other"]),
-        st.booleans(),
-        st.sampled_from(["extract", "merge", "plan"]),
-        st.integers(0, 119).map(lambda number: (number + 14) % 120),
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=4,
+KILLS = (
+    st.sampled_from(["extract", "merge", "plan"]),
+    st.integers(0, 119).map(lambda number: (number + 14) % 120),
 )
+RUNS = (st.sampled_from(["one", "other"]), st.booleans())
+SAMPLE_EDITS = st.lists(st.tuples(SHEETS, *RUNS, *KILLS, st.booleans()), min_size=1, max_size=4)
 """Sheets, each with the run that has it, whether that has a store, which of its commands SIGKILL
 takes, at which change of files, and whether the sheet is edited before they are typed again."""
 

@@ -21,7 +21,7 @@ from esm2_models import (
 )
 from esmc_models import esmc as esmc_model
 from esmc_models import save_package, save_research
-from programs import ForkedWorkload
+from programs import QuickWorkload, working_in
 from safetensors.torch import load_file
 
 import featuremill
@@ -36,6 +36,7 @@ from featuremill.workloads.scores import heat_maps, passes, variants
 
 CPU = cpu()
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+TOKENS = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
 PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", *demo_proteins(2, 60)]
 
 
@@ -46,11 +47,6 @@ def random_network():
     for parameter in network.lm_head.parameters():
         parameter += torch.randn_like(parameter) * 0.2
     return network
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +77,9 @@ def converted(model, cache):
 
 def computed(model, cache, payloads, budget=4096, **options):
     """Return the values of payloads as rows."""
-    found = converted(model, cache)
-    settled = scores.resolve(scores.Options(model=model, **options), CPU, found)
+    asked = scores.Options(model=model, **options)
+    found = converted(asked.model, cache)
+    settled = scores.resolve(asked, CPU, found)
     loaded = scores.load(settled, [CPU], found)
     values = values_of(scores, loaded, payloads, budget)
     assert values.schema.equals(scores.schema(settled, found))
@@ -114,9 +111,7 @@ class FairEsm:
 
     def marginal(self, kind, sequence, variant):
         parts = variant.split(":")
-        masked = ()
-        if kind == "masked":
-            masked = tuple(int(part[1:-1]) - 1 for part in parts)
+        masked = tuple(int(part[1:-1]) - 1 for part in parts) if kind == "masked" else ()
         if kind == "mutant":
             letters = list(sequence)
             for part in parts:
@@ -143,6 +138,7 @@ class EsmC(FairEsm):
 
 
 def payload_of(letters, names):
+    letters = letters if isinstance(letters, bytes) else letters.encode()
     return variants.payload_of(letters, [variants.Row(name, name) for name in names])
 
 
@@ -160,7 +156,7 @@ EVERYTHING = {
 def test_marginals_of_listed_variants_are_those_of_fair_esm(network, cache):
     reference, name = network
     names = [variant if variant[0] != "Q" else "M1L:Q22Y" for variant in LISTED]
-    payload = payload_of(PROTEINS[0].encode(), names)
+    payload = payload_of(PROTEINS[0], names)
     (row,) = computed(name, cache, [payload], **EVERYTHING)
     assert [each["variant"] for each in row["variants"]] == names
     for each in row["variants"]:
@@ -193,7 +189,7 @@ def test_all_substitutions_are_scored_as_fair_esm_does(network, cache):
 def test_a_long_protein_is_scored_in_windows_as_fair_esm_scores_each_window(network, cache):
     reference, name = network
     protein = "MKTAYIAKQRQISFVK"
-    payload = payload_of(protein.encode(), ["M1A", "R10W", "A7G:I12V"])
+    payload = payload_of(protein, ["M1A", "R10W", "A7G:I12V"])
     asked = EVERYTHING | {"long": "chunk", "max_residues": 6, "likelihood": [], "positions": "none"}
     (row,) = computed(name, cache, [payload], **asked)
     # Each variant in the window around it; unmasked, each residue in the nearest of those that
@@ -210,8 +206,7 @@ def test_a_long_protein_is_scored_in_windows_as_fair_esm_scores_each_window(netw
         expected = sum(reference.marginal("wildtype", protein[n : n + 6], v) for n, v in parts)
         assert each["wildtype_marginal"] == pytest.approx(expected, abs=1e-5)
     masked = reference.every("masked", protein[8:14])[3]  # the window around the 12th residue
-    place = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
-    np.testing.assert_allclose(row["log_probabilities"][11], masked[place], atol=1e-5)
+    np.testing.assert_allclose(row["log_probabilities"][11], masked[TOKENS], atol=1e-5)
 
 
 def test_what_is_told_of_proteins_and_residues_is_of_fair_esm(network, cache):
@@ -221,7 +216,6 @@ def test_what_is_told_of_proteins_and_residues_is_of_fair_esm(network, cache):
     rows = computed(name, cache, payloads, **EVERYTHING)
     alone = {"variants": "none", "log_probabilities": "wildtype", "positions": "masked"}
     (other,) = computed(name, cache, payloads[:1], dtype="fp32", **alone)
-    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
     for protein, row in zip(chosen, rows, strict=True):
         for kind, source in (("pseudo", "masked"), ("one_pass", "wildtype")):
             every = reference.every(source, protein)
@@ -230,10 +224,10 @@ def test_what_is_told_of_proteins_and_residues_is_of_fair_esm(network, cache):
             assert row[f"{kind}_log_likelihood"] == pytest.approx(total, rel=1e-5)
             perplexity = np.exp(-total / len(protein))
             assert row[f"{kind}_perplexity"] == pytest.approx(perplexity, rel=1e-5)
-        every = reference.every("masked", protein)[:, tokens]
+        every = reference.every("masked", protein)[:, TOKENS]
         np.testing.assert_allclose(row["log_probabilities"], every, atol=1e-5)
         check_positions(row["positions"], protein, reference.every("wildtype", protein))
-    every = reference.every("wildtype", chosen[0])[:, tokens]
+    every = reference.every("wildtype", chosen[0])[:, TOKENS]
     np.testing.assert_allclose(other["log_probabilities"], every, atol=1e-5)
     check_positions(other["positions"], chosen[0], reference.every("masked", chosen[0]))
 
@@ -304,8 +298,7 @@ def test_an_esm_c_of_true_width_scores_as_transformers_does(tmp_path, shape):
     model.save_pretrained(tmp_path / "esm_c")
     proteins = [PROTEINS[1], *demo_proteins(1, 60)]
     reference, payloads = EsmC(model), [protein.encode() for protein in proteins]
-    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
-    expected = [reference.every("masked", protein)[:, tokens] for protein in proteins]
+    expected = [reference.every("masked", protein)[:, TOKENS] for protein in proteins]
     for dtype in ("fp32", "bf16"):
         options = {"variants": "none", "log_probabilities": "masked", "dtype": dtype}
         rows = computed(str(tmp_path / "esm_c"), tmp_path / "cache", payloads, **options)
@@ -351,19 +344,15 @@ def test_masked_places_alone_go_through_the_head():
     assert [one.rows.tolist() for one in passes.passes(work)] == [[n] for n in range(1, 6)]
 
 
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def write(name, text):
-        (tmp_path / name).write_text(text)
-        return tmp_path / name
-
-    return write
-
-
 def read(path, **options):
     return list(scores.records([path], scores.Options(variants="listed", **options)))
+
+
+def read_one(write, table, protein="MKTAYI", name="v.csv", **options):
+    """Return the record of a protein with a table of its variants."""
+    fasta, listed = write("in.fa", f">a\n{protein}\n"), write(name, table)
+    (record,) = read(fasta, variants_file=str(listed), **options)
+    return record
 
 
 def test_variants_come_from_a_file_by_id_or_accession(write):
@@ -403,10 +392,7 @@ def test_variants_come_from_a_column_of_the_inputs(write):
         ("K2*", "a stop in place of a residue: 'K2*'"),
         ("p.Lys2Ter", "a stop in place of a residue: 'p.Lys2Ter'"),
         ("T3G:K2*", "a stop in place of a residue: 'T3G:K2*'"),
-        (
-            "p.Lys2fsTer5",
-            "a frameshift or an extension, which names no sequence: 'p.Lys2fsTer5'",
-        ),
+        ("p.Lys2fsTer5", "a frameshift or an extension, which names no sequence: 'p.Lys2fsTer5'"),
         ("WT", "the wild type, or no change of a residue: 'WT'"),
         ("_wt", "the wild type, or no change of a residue: '_wt'"),
         ("p.Lys2=", "the wild type, or no change of a residue: 'p.Lys2='"),
@@ -438,16 +424,16 @@ def test_substitutions_farther_apart_than_a_window_are_refused(write):
 
 
 def test_variants_may_be_written_as_hgvs_does(write):
-    cell = "p.Lys2Ala p.(Ile6Val) p.Thr3Ser:p.Ala4Gly"
-    table = write("in.csv", f"id,sequence,variant\na,MKTAYI,{cell}\n")
-    (record,) = read(table)
-    assert variants.parts_of(record.payload)[1] == ["K2A", "I6V", "T3S:A4G"]
-    cell = '"p.[Lys2Ala;Thr3Gly] p.[(Ile6Val);(Ala4Gly)]",NP_000537.3:p.Lys2Ala'
-    table = write("in.csv", f"id,sequence,variant,other\na,MKTAYI,{cell}\n")
-    (record,) = read(table)
-    assert variants.parts_of(record.payload)[1] == ["K2A:T3G", "A4G:I6V"]
-    (record,) = read(table, variant_column="other")
-    assert variants.parts_of(record.payload)[1] == ["K2A"]
+    cells = "p.Lys2Ala p.(Ile6Val) p.Thr3Ser:p.Ala4Gly", "NP_000537.3:p.Lys2Ala"
+    cells += ('"p.[Lys2Ala;Thr3Gly] p.[(Ile6Val);(Ala4Gly)]"',)
+    table = write("in.csv", "\n".join(["id,sequence,variant,b,c", ",".join(("a,MKTAYI", *cells))]))
+    for column, found in (
+        ("", ["K2A", "I6V", "T3S:A4G"]),
+        ("b", ["K2A"]),
+        ("c", ["K2A:T3G", "A4G:I6V"]),
+    ):
+        (record,) = read(table, **({"variant_column": column} if column else {}))
+        assert variants.parts_of(record.payload)[1] == found
 
 
 def variant_rows(record):
@@ -456,8 +442,7 @@ def variant_rows(record):
 
 def test_a_row_without_a_score_is_refused_alone_and_listed(write, caplog):
     table = "mutant,score\nWT,0\nK2A,1.5\nK2*,\nT3G:A4C,2\nA4C:T3G,3\np.Lys2Ala,1\nA9G,1\nM1A,7\n"
-    listed = write("v.csv", table)
-    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
+    record = read_one(write, table)
     assert variants.parts_of(record.payload) == (b"MKTAYI", ["K2A", "T3G:A4C", "M1A"])
     assert variant_rows(record) == [
         ("WT", "", "the wild type, or no change of a residue: 'WT'", ("0",)),
@@ -478,42 +463,30 @@ def test_a_row_without_a_score_is_refused_alone_and_listed(write, caplog):
 
 
 @pytest.mark.parametrize(
-    ("cells", "reason"),
+    ("cells", "first", "helps"),
     [
-        (
-            "K12A T13G A14C",
-            "a variant beyond the end: K12A, and the protein has 10 residues (the first of 3 "
-            "variants, and none has a score, and all positions fit with first_residue 11 under "
-            "options)",
-        ),
-        (
-            "M4A T6G A7C",
-            "another residue stands there: M4A, and residue 4 of the protein is A (the first of 3 "
-            "variants, and none has a score, and all positions fit with first_residue 4 under "
-            "options)",
-        ),
-        (
-            "A1G T2G Y3F",
-            "another residue stands there: A1G, and residue 1 of the protein is M (the first of 3 "
-            "variants, and none has a score, so positions may be counted from elsewhere)",
-        ),
-        (
-            "K2* WT",
-            "a stop in place of a residue: 'K2*' (the first of 2 variants, and none has a score)",
-        ),
+        ("K12A T13G A14C", "a variant beyond the end: K12A, and the protein has 10 residues",
+         ", and all positions fit with first_residue 11 under options"),
+        ("M4A T6G A7C", "another residue stands there: M4A, and residue 4 of the protein is A",
+         ", and all positions fit with first_residue 4 under options"),
+        ("A1G T2G Y3F", "another residue stands there: A1G, and residue 1 of the protein is M",
+         ", so positions may be counted from elsewhere"),
+        ("K2* WT", "a stop in place of a residue: 'K2*'", ""),
     ],
-)
-def test_a_protein_without_a_variant_that_fits_is_refused_with_what_may_help(write, cells, reason):
-    rows = "".join(f"a,{cell}\n" for cell in cells.split())
-    listed = write("v.csv", f"id,variant\n{rows}")
-    (record,) = read(write("in.fa", ">a\nMKTAYIGKQR\n"), variants_file=str(listed))
+)  # fmt: skip
+def test_a_protein_without_a_variant_that_fits_is_refused_with_what_may_help(
+    write, cells, first, helps
+):
+    names = cells.split()
+    table = "\n".join(["id,variant", *(f"a,{name}" for name in names)])
+    record = read_one(write, table, "MKTAYIGKQR")
+    reason = f"{first} (the first of {len(names)} variants, and none has a score{helps})"
     assert (record.reason, record.payload) == (reason, b"")
 
 
 def test_a_cell_of_several_variants_is_taken_apart_with_a_note(write):
     for cell in ("K2A;T3G", "K2A, T3G", "K2A T3G"):
-        listed = write("v.tsv", f"mutant\tscore\nM1A\t1\n{cell}\t2\n")
-        (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
+        record = read_one(write, f"mutant\tscore\nM1A\t1\n{cell}\t2\n", name="v.tsv")
         assert [row[0] for row in variant_rows(record)] == ["M1A", "K2A", "T3G"]
         head, _, told = record.note.partition(": ")
         assert head == (
@@ -556,16 +529,13 @@ def test_the_id_column_of_variants_may_be_named_in_memory(write, surroundings):
 def test_an_accession_of_two_proteins_is_refused(write):
     listed = write("v.csv", "id,variant\nP12345,K2A\n")
     fasta = write("in.fa", ">sp|P12345|ONE_HUMAN\nMKV\n>tr|P12345|TWO_MOUSE\nMKT\n")
-    with pytest.raises(
-        UserError,
-        match=r"v.csv:2: 'P12345' is the accession of more than one protein of the inputs",
-    ):
+    said = "v.csv:2: 'P12345' is the accession of more than one protein of the inputs"
+    with pytest.raises(UserError, match=said):
         read(fasta, variants_file=str(listed))
 
 
 def test_what_variants_do_is_no_id_of_their_protein(write):
-    listed = write("v.csv", "variant,label\nM1V,benign\nK2A,pathogenic\n")
-    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
+    record = read_one(write, "variant,label\nM1V,benign\nK2A,pathogenic\n")
     assert variant_rows(record) == [
         ("M1V", "M1V", "", ("benign",)),
         ("K2A", "K2A", "", ("pathogenic",)),
@@ -596,20 +566,6 @@ def test_columns_that_come_along_have_names_of_their_own(write):
     with pytest.raises(UserError, match=r"two columns would be called 'table_variant'"):
         named = ("variant", "table_variant")
         scores.with_columns(options.model_copy(update={"columns": named}))
-
-
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"variants": "none"}, "leaves nothing to deliver"),
-        ({"variants_file": "v.csv"}, "variants_file has no effect with variants: all"),
-        ({"output_dtype": "float16"}, "no effect with log_probabilities: none"),
-        ({"variants": "none", "marginals": "mutant", "likelihood": "pseudo"}, "marginals has no"),
-    ],
-)
-def test_options_that_contradict_themselves_are_refused(options, part):
-    with pytest.raises(ValueError, match=part):
-        scores.Options(**options)
 
 
 # checkpoints
@@ -687,26 +643,15 @@ def surroundings(tmp_path_factory):
     proteins = [protein[:16] for protein in demo_proteins(14)]
     rows = [f"p{n},{p},{p[4]}5A {p[1]}2C:{p[7]}8W" for n, p in enumerate(proteins)]
     (folder / "few.csv").write_text("\n".join(["id,sequence,variants", *rows, "x,MKT,K1A", ""]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEATUREMILL_CACHE", str(folder / "cache"))
-        patch.chdir(folder)
+    with working_in(folder, FEATUREMILL_CACHE=folder / "cache"):
         yield folder
 
 
 @pytest.mark.usefixtures("surroundings")
-class TestScores(ForkedWorkload):
+class TestScores(QuickWorkload):
     workload = "scores"
     inputs = ("few.csv",)
     options = MappingProxyType(EVERYTHING)
-
-    # What TestEsm2 shows in the fast suite, too.
-    @pytest.mark.slow
-    def test_values_do_not_depend_on_the_shards(self, tmp_path_factory):
-        super().test_values_do_not_depend_on_the_shards(tmp_path_factory)
-
-    @pytest.mark.slow
-    def test_a_killed_shard_resumes(self, tmp_path_factory):
-        super().test_a_killed_shard_resumes(tmp_path_factory)
 
     def test_a_run_writes_a_row_a_variant_and_a_row_a_residue(self, tmp_path_factory):
         run = self._finished(tmp_path_factory)

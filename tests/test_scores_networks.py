@@ -21,66 +21,26 @@ from bench.elders import (
     saprot_score,
     save_elder,
 )
+from test_scores import AMINO_ACIDS, CPU, TOKENS, FairEsm, computed, converted, payload_of
 
 import featuremill
-from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import scores
-from featuremill.workloads.scores import alphabets, ensemble, kin, sources, variants
+from featuremill.workloads.scores import alphabets, ensemble, kin, sources
 
-CPU = cpu()
-AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 PROTEIN = "MKTAYIAKQRQISFVKSHFSRQ"
 PROTEINS = [PROTEIN, "ACDEFGHIKLMXBNUOZ", "M", "MKTAYIAKQRQISFVKS"]
 NAMES = ["K2C", "A4G:I6W", "M1A", "Q22Y"]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+class Reference(FairEsm):
+    """The same, of the networks before ESM-2."""
 
-
-def converted(model, cache):
-    return weights_verb.weights_of(weights_verb.convert(model, cache, "scores"))
-
-
-def computed(model, cache, payloads, budget=4096, **options):
-    """Return the values of payloads as rows."""
-    asked = scores.Options(model=model, **options)
-    found = converted(asked.model, cache)
-    settled = scores.resolve(asked, CPU, found)
-    loaded = scores.load(settled, [CPU], found)
-    values = values_of(scores, loaded, payloads, budget)
-    assert values.schema.equals(scores.schema(settled, found))
-    return values.to_pylist()
-
-
-def payload_of(protein, names):
-    return variants.payload_of(
-        protein if isinstance(protein, bytes) else protein.encode(),
-        [variants.Row(name, name) for name in names],
-    )
-
-
-class Reference:
-    """Log-probabilities of 33 tokens as `predict.py` of fair-esm's examples computes them."""
-
-    def __init__(self, network):
-        self.network = network
-
-    def rows(self, sequence, masked=()):
-        return elder_log_probabilities(self.network, sequence, tuple(masked))
-
-    def marginal(self, kind, sequence, variant):
-        parts = variant.split(":")
-        places = [int(part[1:-1]) - 1 for part in parts]
-        found = self.rows(sequence, places if kind == "masked" else ())
-        tokens = [(ALPHABET.get_idx(part[-1]), ALPHABET.get_idx(part[0])) for part in parts]
-        return sum(
-            found[n, new] - found[n, old] for n, (new, old) in zip(places, tokens, strict=True)
-        )
+    def _log_softmax(self, sequence, masked=()):
+        found = elder_log_probabilities(self.network, sequence, masked)
+        return torch.nn.functional.pad(torch.as_tensor(found), (0, 0, 1, 1))  # for start and end
 
 
 @pytest.fixture(scope="module", params=["esm1b.pt", "esm1v.pt", "1b folder", "1v folder"])
@@ -113,9 +73,8 @@ def test_an_esm_1_alone_and_in_a_batch_gives_the_log_probabilities_of_its_author
     options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
     payloads = [protein.encode() for protein in PROTEINS]
     together = computed(model, cache, payloads, **options)
-    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
     for protein, row in zip(PROTEINS, together, strict=True):
-        expected = reference.rows(protein)[:, tokens]
+        expected = reference.every("wildtype", protein)[:, TOKENS]
         np.testing.assert_allclose(row["log_probabilities"], expected, atol=1e-5)
         (alone,) = computed(model, cache, [protein.encode()], **options)
         assert alone["log_probabilities"] == row["log_probabilities"]
@@ -126,17 +85,15 @@ def test_an_esm_1_has_positions_for_1022_residues(elder, cache):
     options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
     protein = ("MKTAYIAKQRQISFVKSHFSRQ" * 50)[:1030]
     (row,) = computed(model, cache, [protein.encode()], **options)
-    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
-    expected = reference.rows(protein[:1022])[:, tokens]
+    expected = reference.every("wildtype", protein[:1022])[:, TOKENS]
     np.testing.assert_allclose(row["log_probabilities"], expected, atol=2e-5)
-    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
-        computed(model, cache, [b"M"], long="full", **options)
-    with pytest.raises(UserError, match=r"options.max_residues: an ESM-1. has positions for 1,0"):
-        computed(model, cache, [b"M"], max_residues=1023, **options)
-    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
-        scores.records([], scores.Options(model=model, long="full"))
-    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
-        scores.records([], scores.Options(model=model, long="proteingym"))
+    for more in ({"long": "full"}, {"max_residues": 1023}):
+        said = f"options.{next(iter(more))}: an ESM-1. has positions for 1,022"
+        with pytest.raises(UserError, match=said):
+            computed(model, cache, [b"M"], **more, **options)
+    for long in ("full", "proteingym"):
+        with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
+            scores.records([], scores.Options(model=model, long=long))
     scores.records([], scores.Options(model=model, long="proteingym", marginals="masked_additive"))
 
 
@@ -148,23 +105,22 @@ def test_names_of_esm_1_are_known_before_there_are_files():
         assert ahead.metadata["architecture"] == name[:5]
     place = sources.locate("esm1v_t33_650M_UR90S_3")
     assert place.location.endswith("/esm1v_t33_650M_UR90S_3.pt") and place.kind == "published"
-    with pytest.raises(UserError, match=r"did you mean 'esm1b_t33_650M_UR50S'\? There are esm1b"):
-        weights_verb.name_of("esm1b", "scores")
-    with pytest.raises(UserError, match=r"did you mean 'esm1v_t33_650M_UR90S_1'\? There are esm1b"):
-        weights_verb.name_of("ESM-1v", "scores")
+    for typed, name in (("esm1b", "esm1b_t33_650M_UR50S"), ("ESM-1v", "esm1v_t33_650M_UR90S_1")):
+        with pytest.raises(UserError, match=rf"did you mean '{name}'\? There are esm1b"):
+            weights_verb.name_of(typed, "scores")
 
 
 def test_an_esm_1_that_is_another_network_is_refused(cache, tmp_path):
     path = save_elder(tmp_path / "esm1v_t3.pt")
     kept = torch.load(path, weights_only=False)
-    kept["args"].arch = "protein_bert_base"
-    torch.save(kept, path)
-    with pytest.raises(UserError, match=r"its arch is 'protein_bert_base', and not 'roberta_large"):
-        converted(str(path), cache)
-    kept["args"].arch, kept["args"].token_dropout = "roberta_large", False
-    torch.save(kept, path)
-    with pytest.raises(UserError, match=r"its settings have token_dropout False"):
-        converted(str(path), cache)
+    for arch, dropout, said in (
+        ("protein_bert_base", True, "its arch is 'protein_bert_base', and not 'roberta_large"),
+        ("roberta_large", False, "its settings have token_dropout False"),
+    ):
+        kept["args"].arch, kept["args"].token_dropout = arch, dropout
+        torch.save(kept, path)
+        with pytest.raises(UserError, match=said):
+            converted(str(path), cache)
 
 
 # ensembles
@@ -254,9 +210,8 @@ def test_an_ensemble_costs_as_many_networks(five, cache):
 def test_an_ensemble_is_of_networks_of_one_kind(five, cache, tmp_path):
     paths, _ = five
     other = save_elder(tmp_path / "esm1b_t4.pt", layers=4)
-    with pytest.raises(
-        UserError, match=r"has architecture esm1v, and .* esm1b; the mean of scores"
-    ):
+    said = r"has architecture esm1v, and .* esm1b; the mean of scores"
+    with pytest.raises(UserError, match=said):
         converted(scores.Options(model=[paths[0], str(other)]).model, cache)
     with pytest.raises(ValueError, match="stands twice; drop one"):
         scores.Options(model=[paths[0], paths[0]])
@@ -267,14 +222,14 @@ def test_an_ensemble_is_of_networks_of_one_kind(five, cache, tmp_path):
 
 
 def test_a_network_twice_under_two_names_is_refused(cache, tmp_path):
-    paths = [save_elder(tmp_path / f"esm1v_{n}.pt", seed=3, has_norm=False) for n in (1, 2)]
-    model = scores.Options(model=[str(path) for path in paths]).model
-    with pytest.raises(UserError, match="the same network stands twice among the models"):
-        converted(model, cache)
-    published = save_elder(tmp_path / f"{kin.ESM_1_NAMES[1]}.pt", seed=3, has_norm=False)
-    model = scores.Options(model=[str(published), str(paths[0])]).model
-    with pytest.raises(UserError, match="the same network stands twice among the models"):
-        converted(model, cache)
+    one, other, published = (
+        str(save_elder(tmp_path / f"{name}.pt", seed=3, has_norm=False))
+        for name in ("esm1v_1", "esm1v_2", kin.ESM_1_NAMES[1])
+    )
+    for paths in ([one, other], [published, one]):
+        model = scores.Options(model=paths).model
+        with pytest.raises(UserError, match="the same network stands twice among the models"):
+            converted(model, cache)
 
 
 def test_an_ensemble_in_another_order_has_the_same_scores(five, cache):
@@ -333,6 +288,13 @@ def pairs(cache):
 
 
 STRUCTURE = "dpvqacdpv#acdpvqacdp#q"
+BOTH = f"{PROTEIN}\t{STRUCTURE}"
+
+
+def log_of(shares, letter, other=None):
+    """Return the log-probability of a residue in SaProt's tokens, less that of another one."""
+    share = of_residue(shares, letter)
+    return float(torch.log(share if other is None else share / of_residue(shares, other)))
 
 
 def test_saprot_scores_variants_as_its_authors_do(pairs, cache):
@@ -342,8 +304,8 @@ def test_saprot_scores_variants_as_its_authors_do(pairs, cache):
     off = 0.0
     for structure in (STRUCTURE, "#" * len(PROTEIN)):
         combined = "".join(map("".join, zip(PROTEIN, structure, strict=True)))
-        letters = f"{PROTEIN}\t{structure}".encode()
-        (row,) = computed(folder, cache, [payload_of(letters, NAMES)], **options)
+        payload = payload_of(f"{PROTEIN}\t{structure}", NAMES)
+        (row,) = computed(folder, cache, [payload], **options)
         for each in row["variants"]:
             expected = saprot_score(network, tokenizer, combined, each["variant"])
             off = max(off, abs(each["masked_marginal"] - expected))
@@ -351,49 +313,6 @@ def test_saprot_scores_variants_as_its_authors_do(pairs, cache):
     assert off < 1e-5
     (bare,) = computed(folder, cache, [payload_of(PROTEIN, NAMES)], **options)
     assert bare["variants"] == row["variants"]  # no structure is # for each residue
-
-
-def test_saprot_reads_the_protein_and_its_variants_with_their_structures(pairs, cache):
-    network, tokenizer, folder = pairs
-    options = {"dtype": "fp32", "variants": "listed", "marginals": ["wildtype", "mutant"]}
-    options |= {"log_probabilities": "wildtype", "long": "chunk", "max_residues": 12}
-    letters = f"{PROTEIN}\t{STRUCTURE}".encode()
-    (row,) = computed(folder, cache, [payload_of(letters, ["M1A"])], **options)
-    window = [a + b for a, b in zip(PROTEIN[:12], STRUCTURE, strict=False)]
-    shares = saprot_probabilities(network, tokenizer, window)
-    expected = [[float(torch.log(of_residue(shares[1], letter))) for letter in AMINO_ACIDS]]
-    np.testing.assert_allclose(row["log_probabilities"][:1], expected, atol=1e-5)
-    wild = float(torch.log(of_residue(shares[1], "A") / of_residue(shares[1], "M")))
-    assert row["variants"][0]["wildtype_marginal"] == pytest.approx(wild, abs=1e-5)
-    shares = saprot_probabilities(network, tokenizer, [f"A{STRUCTURE[0]}", *window[1:]])
-    mutant = float(torch.log(of_residue(shares[1], "A") / of_residue(shares[1], "M")))
-    assert row["variants"][0]["mutant_marginal"] == pytest.approx(mutant, abs=1e-5)
-    last = [a + b for a, b in zip(PROTEIN[10:], STRUCTURE[10:], strict=True)]
-    shares = saprot_probabilities(network, tokenizer, last)
-    expected = [[float(torch.log(of_residue(shares[12], letter))) for letter in AMINO_ACIDS]]
-    np.testing.assert_allclose(row["log_probabilities"][-1:], expected, atol=1e-5)
-
-
-def test_saprot_reads_structures_in_windows_of_proteingym(pairs, cache):
-    network, tokenizer, folder = pairs
-    options = {"dtype": "fp32", "variants": "listed", "marginals": "masked_additive"}
-    options |= {"long": "proteingym", "max_residues": 8}
-    letters = f"{PROTEIN}\t{STRUCTURE}".encode()
-    names = ["M1A", "K16A", "Q22Y"]
-    (row,) = computed(folder, cache, [payload_of(letters, names)], **options)
-    # Ten tokens: the first window has the start, the last one the end, the others neither.
-    windows = [(0, 9, True, False), (10, 20, False, False), (13, 22, False, True)]
-    for each, (start, end, has_first, has_last) in zip(row["variants"], windows, strict=True):
-        old, place, new = each["variant"][0], int(each["variant"][1:-1]) - 1, each["variant"][-1]
-        tokens = [a + b for a, b in zip(PROTEIN, STRUCTURE, strict=True)]
-        tokens[place] = f"#{STRUCTURE[place]}"
-        given = tokenizer.convert_tokens_to_ids(tokens[start:end])
-        given = [0] * has_first + given + [2] * has_last
-        with torch.inference_mode():
-            logits = network(input_ids=torch.tensor([given])).logits
-        shares = logits.softmax(-1)[0, has_first + place - start]
-        expected = float(torch.log(of_residue(shares, new) / of_residue(shares, old)))
-        assert each["masked_additive_marginal"] == pytest.approx(expected, abs=1e-5)
 
 
 INSERTED = {  # by the sequence and the structure that it makes
@@ -415,7 +334,7 @@ def test_saprot_reads_inserted_residues_without_and_all_others_with_their_struct
             tokens = list(map("".join, zip(letters, structure, strict=True)))
             tokens[place] = f"#{structure[place]}"
             shares = saprot_probabilities(network, tokenizer, tokens)
-            total += float(torch.log(of_residue(shares[place + 1], letter)))
+            total += log_of(shares[place + 1], letter)
         return total
 
     options = {"dtype": "fp32", "variants": "listed", "marginals": "pseudo"}
@@ -433,10 +352,8 @@ def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):
     (row,) = computed(folder, cache, [f"{protein}\t{structure}".encode()], **options)
     tokens = [(a if a in AMINO_ACIDS else "#") + b for a, b in zip(protein, structure, strict=True)]
     shares = saprot_probabilities(network, tokenizer, tokens)
-    expected = [
-        [float(torch.log(of_residue(shares[1 + n], letter))) for letter in AMINO_ACIDS]
-        for n in range(len(protein))
-    ]
+    shares = shares[1 : 1 + len(protein)]
+    expected = [[log_of(each, letter) for letter in AMINO_ACIDS] for each in shares]
     np.testing.assert_allclose(row["log_probabilities"], expected, atol=1e-5)
     payloads = [f"{protein[:n]}\t{structure[:n]}".encode() for n in (1, 3, 11, 7)]
     together = computed(folder, cache, payloads, **options)

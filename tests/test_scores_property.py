@@ -17,11 +17,11 @@ from bench.elders import (
     saprot,
     save_elder,
 )
-from test_scores_networks import computed
+from programs import write_fasta
+from test_scores import AMINO_ACIDS, computed
 
 from featuremill.workloads import scores
 
-AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 KINDS = ("wildtype", "masked", "masked_additive", "mutant", "pseudo")
 MASK = "mask"
 COLUMNS = {
@@ -55,10 +55,13 @@ class OfResidues:
 
     def _rows(self, letters, _structure, has_first, has_last):
         tokens = [ALPHABET.mask_idx if a == MASK else ALPHABET.get_idx(a) for a in letters]
-        given = [0] * has_first + tokens + [2] * has_last
-        with torch.inference_mode():
-            found = self.network(torch.tensor([given]))["logits"].log_softmax(-1)[0].double()
-        return found[has_first : has_first + len(letters)]
+        return self.logs(tokens, has_first, has_last)
+
+    @torch.inference_mode()
+    def logs(self, tokens, has_first, has_last):
+        given = torch.tensor([[0] * has_first + tokens + [2] * has_last])
+        found = self.network(given)["logits"].log_softmax(-1)[0].double()
+        return found[has_first : has_first + len(tokens)]
 
     def of(self, row, letter):
         return row[ALPHABET.get_idx(letter)].item()
@@ -68,19 +71,15 @@ class OfPairs(OfResidues):
     """Those of SaProt's 446 tokens by transformers' network."""
 
     def _rows(self, letters, structure, has_first, has_last):
-        tokens = [
-            5
-            + 21 * SAPROT_RESIDUES.index(a if a in AMINO_ACIDS else "#")
-            + SAPROT_STRUCTURES.index(b)
-            for a, b in zip(letters, structure, strict=True)
-        ]
-        given = [0] * has_first + tokens + [2] * has_last
-        with torch.inference_mode():
-            found = self.network(torch.tensor([given])).logits.log_softmax(-1)[0].double()
-        return found[has_first : has_first + len(letters)]
+        pairs = zip(letters, structure, strict=True)
+        tokens = [self.first(a) + SAPROT_STRUCTURES.index(b) for a, b in pairs]
+        return self.logs(tokens, has_first, has_last)
+
+    def first(self, letter):
+        return 5 + 21 * SAPROT_RESIDUES.index(letter if letter in AMINO_ACIDS else "#")
 
     def of(self, row, letter):
-        start = 5 + 21 * SAPROT_RESIDUES.index(letter if letter in AMINO_ACIDS else "#")
+        start = self.first(letter)
         return row[start : start + 21].logsumexp(0).item()
 
 
@@ -241,13 +240,11 @@ def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
     )
     if long != "full":
         options["max_residues"] = limit
-    with Path("in.fa").open("w") as file:
-        file.writelines(f">{id}\n{protein}\n" for id, protein in proteins.items())
+    write_fasta(Path("in.fa"), proteins)
     if which == "saprot":
         structures["p0"] = "#" * len(proteins["p0"])  # as without one, which the file leaves out
-        known = list(structures.items())[1:] or [("p0", structures["p0"])]
-        with Path("3di.fa").open("w") as file:
-            file.writelines(f">{id}\n{letters}\n" for id, letters in known)
+        known = {id: structures[id] for id in [*structures][1:] or ["p0"]}
+        write_fasta(Path("3di.fa"), known)
         options["structures"] = "3di.fa"
     wanted = {id: [] for id in proteins}
     if listed:

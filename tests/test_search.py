@@ -1,6 +1,7 @@
 """search: the exact nearest, of the right records, by the run's own recipe, or a clear sentence."""
 
 import csv
+import hashlib
 import os
 import pty
 import shutil
@@ -642,7 +643,10 @@ def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, se
     assert "weights/mill_t6_8M.json: the weights that" in said and "are not here" in said
     ours = read_sealed(esm2.folder / "weights" / "mill_t6_8M.json")
     other = tmp_path / "other.json"
-    write_sealed(other, ours | {"sha256": "0" * 64})
+    others = tmp_path / "other.safetensors"
+    others.write_bytes(b"others")
+    theirs = {"path": str(others), "bytes": 6, "sha256": hashlib.sha256(b"others").hexdigest()}
+    write_sealed(other, ours | theirs)
     assert "these are other weights" in refusal(capfd, *asked, "--weights", other)
     other.write_text("{}")
     assert "not what featuremill weights wrote" in refusal(capfd, *asked, "--weights", other)

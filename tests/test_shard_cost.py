@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml_node import Gpu
 from plans import plan_json, receipt_json, wasted
-from programs import Workflow, fasta, random_records, written
+from programs import Workflow, fasta, printed_by, random_records, written
 
 from featuremill.__main__ import main
 from featuremill.base import devices, entry_points
@@ -138,15 +136,9 @@ MODELS = [f"esm2_{name}_UR50D" for name in ("t6_8M", "t30_150M", "t33_650M", "t3
 def test_start_up_is_a_tenth_at_most_whatever_the_model_and_the_node(tmp_path, gpu_node):
     """Or the plan says that the whole job is no more than that."""
     node = gpu_node(*(Gpu(name=CARD, capability="9.0") for _ in range(8)))
-    done = subprocess.run(
-        [sys.executable, "-c", SURVEY.format(models=MODELS, records=(20_000, 500_000, 10**7))],
-        cwd=tmp_path,
-        env=node.environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    survey = SURVEY.format(models=MODELS, records=(20_000, 500_000, 10**7))
+    said = printed_by(survey, cwd=tmp_path, env=node.environment)
+    cases = [json.loads(line) for line in said.splitlines()]
     assert len(cases) == 36 and {case["device"] for case in cases} == {CARD}
     for case in cases:
         number, slots = case["num_shards"], case["gpus"]
@@ -328,17 +320,22 @@ def test_few_records_of_uneven_cost_make_as_many_shards(costs, slots, borders):
     assert sum(piece.cost for pieces in made for piece in pieces) == sum(costs)
 
 
+def sizing(workload, folder, gpus):
+    """Return what sizes shards of a workload for jobs on GPUs of another machine."""
+    settings = Settings(workload=workload, version="1", options={}, weights_sha256=None)
+    unit = find_workload(workload).COST_UNIT
+    device = devices.Device("cuda", "", "a GPU that this machine does not have", True)
+    return Sizing("auto", folder, settings, None, pa.schema({}), unit, device, gpus)
+
+
 @pytest.mark.parametrize("workload", sorted({*entry_points.own(plugin_errors.GROUP)} - {"esm2"}))
 def test_a_first_run_of_any_workload_feeds_every_slot(workload, tmp_path, monkeypatch):
     """4,096 short segments, 1,000 patients or cells: less than a shard of the usual cost."""
-    unit = find_workload(workload).COST_UNIT
-    settings = Settings(workload=workload, version="1", options={}, weights_sha256=None)
-    device = devices.Device("cuda", "", "a GPU that this machine does not have", True)
-    sizing = Sizing("auto", tmp_path, settings, None, pa.schema({}), unit, device, 1)
+    sized = sizing(workload, tmp_path, 1)
     for slots in (2, 4, 8):
         monkeypatch.setenv("FEATUREMILL_GPUS", str(slots))
         for records in (1000, 4096):
-            found = sizing.cut(300 * records, records, 100 * records)
+            found = sized.cut(300 * records, records, 100 * records)
             assert found.shards(300 * records) >= 2 * slots, found.why
 
 
@@ -379,19 +376,15 @@ def test_what_is_left_to_compute_is_counted_in_records(tmp_path):
     plan = SimpleNamespace(
         counts=SimpleNamespace(input=1_001, refused=0, duplicate=0, unique=1_001),
         lengths=SimpleNamespace(total=9_000, unit="residues", longest=10),
-        shards=[
-            SimpleNamespace(shard=name, wanted=wanted) for name, wanted in (("a", 1_000), ("b", 1))
-        ],
+        shards=[SimpleNamespace(shard="a", wanted=1_000), SimpleNamespace(shard="b", wanted=1)],
         num_taken=0,
         recipe="r",
     )
     assert announce.sizes_of(folder, plan)[1] == "1,001 distinct records to compute in 2 shards"
     folder.part("r", "a").parent.mkdir(parents=True)
     folder.part("r", "a").touch()
-    assert (
-        announce.sizes_of(folder, plan)[1]
-        == "1 of 1,001 distinct records to compute, in 1 of 2 shards"
-    )
+    said = "1 of 1,001 distinct records to compute, in 1 of 2 shards"
+    assert announce.sizes_of(folder, plan)[1] == said
 
 
 def test_the_time_of_a_run_is_that_of_its_rounds(tmp_path):
@@ -433,13 +426,6 @@ def test_a_gpu_that_is_elsewhere_is_the_one_of_the_profile(tmp_path, environment
 def test_devices_that_the_jobs_ask_for_elsewhere_do_not_stop_a_plan(monkeypatch):
     """Before, plan on a login node ended with "GPU 0 does not exist"."""
     monkeypatch.setenv("FEATUREMILL_DEVICES", "0,1")
-    elsewhere = devices.Device("cuda", "", "a GPU that this machine does not have", True)
-    settings = Settings(workload="composition", version="1", options={}, weights_sha256=None)
-
-    def slots(gpus):
-        values = pa.schema({})
-        return Sizing("auto", Path(), settings, None, values, "residues", elsewhere, gpus).slots
-
-    assert slots(1) == 1
+    assert sizing("composition", Path(), 1).slots == 1
     monkeypatch.setenv("FEATUREMILL_GPUS", "8")
-    assert slots(2) == 4 and slots(16) == 1
+    assert [sizing("composition", Path(), gpus).slots for gpus in (2, 16)] == [4, 1]

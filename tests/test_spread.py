@@ -3,9 +3,6 @@
 `Cards` stands in for GPUs; the tests for two real ones have the same names.
 """
 
-import runpy
-import sys
-
 import decoder_models
 import encoder_models
 import published_arithmetic
@@ -15,9 +12,9 @@ import test_contacts
 import test_scores
 import torch
 from cards import Cards
-from conftest import ROOT
 from esm2_models import demo_proteins, relative_l2, save_fair_esm
 from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
+from programs import run_example
 from test_mosaicbert import SMALL
 
 from featuremill.base import devices
@@ -204,6 +201,31 @@ def test_copies_that_arrive_wrong_go_through_the_host(cards, monkeypatch, caplog
         spread.over(blocks(3), 3, both.devices)
 
 
+TWO, BESIDE_THE_HOST = (10**6, 10**6), (10**6,)
+"""Free memory of cards; beside one, the host has all layers but the first."""
+
+
+def in_parts(cards, free, modules_of, workload, options, found, payloads, budget=100):
+    """Return the values of a whole model and of one in parts, that model, and the cards of each of
+    its modules."""
+    with cards(*free) as several:
+        whole = values_of(workload, workload.load(options, [CPU], found), payloads, budget)
+        more = {"gpu_layers": 1} if free == BESIDE_THE_HOST else {}
+        model = workload.load(options.model_copy(update=more), [CPU] * len(free), found)
+        parts = values_of(workload, model, payloads, budget)
+        on = [{several.card(one) for one in each.parameters()} for each in modules_of(model)]
+    return whole, parts, model, on
+
+
+def on_one_and_on_two_gpus(workload, options, found, payloads, budget=100):
+    """Return the values of a model on one GPU and on two."""
+    first, second = devices.cuda_devices()[:2]
+    return [
+        values_of(workload, workload.load(options, given, found), payloads, budget)
+        for given in ([first], [first, second])
+    ]
+
+
 # ESM-2, and what loads through it
 
 
@@ -249,11 +271,7 @@ def test_what_loads_through_esm2_has_the_same_bits(tmp_path, cards, monkeypatch,
 def test_what_loads_through_esm2_is_that_of_one_gpu(tmp_path, monkeypatch, name):
     workload, options, found, payloads = proteins_of(name, tmp_path, monkeypatch)
     monkeypatch.delenv("FEATUREMILL_WITHOUT")
-    first, second = devices.cuda_devices()[:2]
-    one, two = (
-        values_of(workload, workload.load(options, given, found), payloads, 4096)
-        for given in ([first], [first, second])
-    )
+    one, two = on_one_and_on_two_gpus(workload, options, found, payloads)
     assert repr(two.to_pylist()) == repr(one.to_pylist())
 
 
@@ -283,46 +301,36 @@ def encoders(name, folder):
     return options, [text.encode() for text in texts]
 
 
-KINDS = [
-    *("protbert", "esm1b", "esm2", "prott5", "modernbert", "glm2", "llama", "gemma2", "gpt2"),
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in (
-            *("dnabert1", "nucleotide_transformer", "ankh", "amplify", "mistral", "qwen3"),
-            *("gemma3_text", "phi3", "gpt_neox", "bloom", "falcon", "opt", "mixtral", "mamba"),
-            *("bamba", "recurrent_gemma", "jamba", "qwen3_moe", "gpt_oss"),
-        )
-    ),
+SLOW = [
+    *("dnabert1", "nucleotide_transformer", "ankh", "amplify", "mistral", "qwen3", "gemma3_text"),
+    *("phi3", "gpt_neox", "bloom", "falcon", "opt", "mixtral", "mamba", "bamba"),
+    *("recurrent_gemma", "jamba", "qwen3_moe", "gpt_oss"),
 ]
+KINDS = ("protbert", "esm1b", "esm2", "prott5", "modernbert", "glm2", "llama", "gemma2", "gpt2")
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_an_encoder_on_two_devices_has_the_same_bits(tmp_path, cards, name):
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [
+        *((name, TWO) for name in KINDS),
+        *((name, BESIDE_THE_HOST) for name in ("protbert", "prott5", "glm2", "llama")),
+        *(pytest.param(name, TWO, marks=pytest.mark.slow) for name in SLOW),
+    ],
+)
+def test_an_encoder_in_parts_has_the_same_bits(tmp_path, cards, name, free):
     options, payloads = encoders(name, tmp_path / name)
     found = weights_of(tmp_path / name)
-    options = encoder.resolve(options, CPU, found)
-    with cards() as both:
-        whole = values_of(encoder, encoder.load(options, [CPU], found), payloads, 100)
-        model = encoder.load(options, [CPU, CPU], found)
-        parts = values_of(encoder, model, payloads, 100)
-        layers = spread._layers(model.encoder.network, model.encoder.num_layers)
-        on = [{both.card(one) for one in layer.parameters()} for layer in layers]
-    assert on[0] == {0} and on[-1] == {1}
-    assert parts.equals(whole)
 
+    def layers_of(model):
+        return spread._layers(model.encoder.network, model.encoder.num_layers)
 
-@pytest.mark.parametrize("name", ["protbert", "prott5", "glm2", "llama"])
-def test_an_encoder_with_layers_on_the_host_has_the_same_bits(tmp_path, cards, name):
-    options, payloads = encoders(name, tmp_path / name)
-    found = weights_of(tmp_path / name)
     options = encoder.resolve(options, CPU, found)
-    with cards(1) as card:
-        whole = values_of(encoder, encoder.load(options, [CPU], found), payloads, 100)
-        model = encoder.load(options.model_copy(update={"gpu_layers": 1}), [CPU], found)
-        parts = values_of(encoder, model, payloads, 100)
-        layers = spread._layers(model.encoder.network, model.encoder.num_layers)
-        on = [{card.card(one) for one in layer.parameters()} for layer in layers]
-    assert on == [{0}, *[{None}] * (len(on) - 1)] and len(on) > 1
+    given = encoder, options, found, payloads
+    whole, parts, _, on = in_parts(cards, free, layers_of, *given)
+    if free == TWO:
+        assert on[0] == {0} and on[-1] == {1}
+    else:
+        assert on == [{0}, *[{None}] * (len(on) - 1)] and len(on) > 1
     assert parts.equals(whole)
 
 
@@ -394,33 +402,21 @@ CELLS = [
 
 
 @pytest.mark.parametrize("more", CELLS)
-def test_a_geneformer_on_two_devices_has_the_same_bits(cells, cards, more):
+@pytest.mark.parametrize(("free", "last"), [(TWO, 1), (BESIDE_THE_HOST, None)])
+def test_a_geneformer_in_parts_has_the_same_bits(cells, cards, more, free, last):
     options, payloads, found = cells(**more)
-    with cards() as both:
-        whole = values_of(geneformer, geneformer.load(options, [CPU], found), payloads, 100)
-        model = geneformer.load(options, [CPU, CPU], found)
-        parts = values_of(geneformer, model, payloads, 100)
-        assert {both.card(one) for one in model.network.network.parameters()} == {0, 1}
+    given = geneformer, options, found, payloads
+    whole, parts, _, on = in_parts(cards, free, lambda model: [model.network.network], *given)
+    assert on == [{0, last}]
     assert repr(parts.to_pylist()) == repr(whole.to_pylist()), "a NaN is not equal to itself"
     assert "'cosine': 0.9" in repr(whole.to_pylist()) or "perturb" not in more
-    with cards(1) as card:
-        less = options.model_copy(update={"gpu_layers": 1})
-        model = geneformer.load(less, [CPU], found)
-        parts = values_of(geneformer, model, payloads, 100)
-        assert {card.card(one) for one in model.network.network.parameters()} == {0, None}
-    assert repr(parts.to_pylist()) == repr(whole.to_pylist())
 
 
 @pytest.mark.gpu
 @NEEDS_TWO
 def test_a_geneformer_on_two_gpus_is_that_on_one(cells):
     options, payloads, found = cells(layers=[0, -1])
-    first, second = devices.cuda_devices()[:2]
-    whole, parts = (
-        values_of(geneformer, geneformer.load(options, given, found), payloads, 100)
-        for given in ([first], [first, second])
-    )
-    assert most_off(whole, parts) <= 1e-5
+    assert most_off(*on_one_and_on_two_gpus(geneformer, options, found, payloads)) <= 1e-5
 
 
 # Language models
@@ -430,9 +426,7 @@ def test_a_geneformer_on_two_gpus_is_that_on_one(cells):
 def example(tmp_path_factory):
     """Return the folder that the example's script writes."""
     folder = tmp_path_factory.mktemp("example")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["llm_json.py", str(folder)])
-        runpy.run_path(str(ROOT / "config" / "examples" / "llm_json.py"), run_name="__main__")
+    run_example("llm_json", folder)
     return folder
 
 
@@ -446,19 +440,6 @@ def rows(example, device=CPU, **more):
     return llm_json.resolve(options, device, found), payloads[:4], found
 
 
-@pytest.mark.parametrize("batch_rows", [1, 3])
-def test_a_language_model_with_layers_on_the_host_gives_the_same_replies(
-    example, cards, batch_rows
-):
-    options, payloads, found = rows(example, batch_rows=batch_rows)
-    with cards(1) as card:
-        whole = values_of(llm_json, llm_json.load(options, [CPU], found), payloads, 10**6)
-        model = llm_json.load(options.model_copy(update={"gpu_layers": 1}), [CPU], found)
-        parts = values_of(llm_json, model, payloads, 10**6)
-        assert {card.card(one) for one in model.engine._network.parameters()} == {0, None}
-    assert parts.equals(whole)
-
-
 def test_layers_on_the_host_take_no_memory_of_a_gpu(example):
     gpu = devices.Device("cuda", "", "a GPU", True, 0, 16_000, 40)
     needs = []
@@ -469,15 +450,14 @@ def test_layers_on_the_host_take_no_memory_of_a_gpu(example):
 
 
 @pytest.mark.parametrize("batch_rows", [1, 3])
-def test_a_language_model_on_two_devices_gives_the_same_replies(example, cards, batch_rows):
+@pytest.mark.parametrize(("free", "last"), [(TWO, 1), (BESIDE_THE_HOST, None)])
+def test_a_language_model_in_parts_gives_the_same_replies(example, cards, batch_rows, free, last):
     """One row after another, and several at once, whose keys and values lie with their layers."""
     options, payloads, found = rows(example, batch_rows=batch_rows)
-    with cards() as both:
-        whole = values_of(llm_json, llm_json.load(options, [CPU], found), payloads, 10**6)
-        model = llm_json.load(options, [CPU, CPU], found)
-        assert model.engine._has_one_row is (batch_rows == 1)
-        parts = values_of(llm_json, model, payloads, 10**6)
-        assert {both.card(one) for one in model.engine._network.parameters()} == {0, 1}
+    given = llm_json, options, found, payloads, 10**6
+    whole, parts, model, on = in_parts(cards, free, lambda made: [made.engine._network], *given)
+    assert model.engine._has_one_row is (batch_rows == 1)
+    assert on == [{0, last}]
     assert parts.equals(whole) and "stop" in whole["finish"].to_pylist()
 
 
@@ -506,10 +486,6 @@ def test_a_quantised_language_model_stays_on_one_gpu(example, more, spreads):
 @pytest.mark.gpu
 @NEEDS_TWO
 def test_a_language_model_on_two_gpus_replies_what_it_does_on_one(example):
-    first, second = devices.cuda_devices()[:2]
-    options, payloads, found = rows(example, first)
-    one, two = (
-        values_of(llm_json, llm_json.load(options, given, found), payloads, 10**6)
-        for given in ([first], [first, second])
-    )
+    options, payloads, found = rows(example, devices.cuda_devices()[0])
+    one, two = on_one_and_on_two_gpus(llm_json, options, found, payloads, 10**6)
     assert one.equals(two)

@@ -14,7 +14,7 @@ from esm2_models import ALPHABET, fair_esm_bundled
 from programs import Verbs
 from scipy.stats import spearmanr
 from sklearn.metrics import matthews_corrcoef, ndcg_score, roc_auc_score
-from test_scores import computed, payload_of, read
+from test_scores import computed, payload_of, read, read_one
 
 from featuremill.base.errors import UserError
 from featuremill.workload.outputs import Target, open_writer
@@ -23,28 +23,11 @@ from featuremill.workloads.scores import agreement, edits, variants
 
 PROTEIN = "MKTAYIAKQRQISFVKSHFSRQ"
 LISTED = ["M1A", "K2C:A4G:I6W", "T3V", "A4G", "M1L:Q22Y"]
-INDELS = ["K2del", "K2_A4del", "K2_T3insGW", "Q9_R10delinsA", "M1delinsAM", "K2C:Q22delinsQA"]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
 def proteingym():
     return ProteinGym(fair_esm_bundled())
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def write(name, text):
-        (tmp_path / name).write_text(text)
-        return tmp_path / name
-
-    return write
 
 
 class ProteinGym:
@@ -60,7 +43,7 @@ class ProteinGym:
 
     def _masked(self, sequence, window=1024):
         """Return the log-probabilities at each token (those of start and end too), each masked."""
-        ((_, _, (tokens,)),) = [ALPHABET.get_batch_converter()([("protein", sequence)])]
+        _, _, (tokens,) = ALPHABET.get_batch_converter()([("protein", sequence)])
         found = []
         for place in range(len(tokens)):
             masked = tokens.clone()
@@ -97,7 +80,7 @@ def optimal_window(place, length, window):
 
 
 def scored(cache, sequence, names, **options):
-    payload = payload_of(sequence.encode(), names)
+    payload = payload_of(sequence, names)
     (row,) = computed("mill_t6_8M", cache, [payload], dtype="fp32", variants="listed", **options)
     return row["variants"]
 
@@ -119,22 +102,20 @@ def test_positions_masked_one_at_a_time_add_up_as_in_proteingym(proteingym, cach
 
 @pytest.mark.parametrize("residues", [6, 10])
 def test_long_proteins_have_the_windows_of_proteingym(proteingym, cache, residues):
-    protein, names = PROTEIN, []
-    for place in (0, 12, 21):
-        names.append(f"{protein[place]}{place + 1}{'A' if protein[place] != 'A' else 'G'}")
+    names = [f"{PROTEIN[place]}{place + 1}A" for place in (0, 12, 21)]
     names.append(f"{names[0]}:{names[1]}")
     options = {"long": "proteingym", "max_residues": residues}
     kinds = ["wildtype", "masked_additive", "pseudo"]
-    found = scored(cache, protein, names, marginals=kinds, **options)
-    whole = scored(cache, protein, names, marginals=kinds, long="full")
-    wild_type = proteingym.pseudo(protein, residues + 2)
+    found = scored(cache, PROTEIN, names, marginals=kinds, **options)
+    whole = scored(cache, PROTEIN, names, marginals=kinds, long="full")
+    wild_type = proteingym.pseudo(PROTEIN, residues + 2)
     for each, other in zip(found, whole, strict=True):
         variant = each["variant"]
-        expected = proteingym.additive(protein, variant, residues + 2)
+        expected = proteingym.additive(PROTEIN, variant, residues + 2)
         assert each["masked_additive_marginal"] == pytest.approx(expected, abs=1e-5)
         assert abs(other["masked_additive_marginal"] - expected) > 1e-4
         assert each["wildtype_marginal"] == other["wildtype_marginal"]
-        mutated = edits.mutated(variant, protein.encode()).decode()
+        mutated = edits.mutated(variant, PROTEIN.encode()).decode()
         expected = proteingym.pseudo(mutated, residues + 2) - wild_type
         assert each["pseudo_log_likelihood_ratio"] == pytest.approx(expected, abs=2e-5)
     with pytest.raises(ValueError, match="proteingym has no windows for marginals: masked; set"):
@@ -188,64 +169,61 @@ WRITTEN = {
 
 @pytest.mark.parametrize("text", WRITTEN)
 def test_insertions_and_deletions_are_read_as_hgvs_writes_them(write, text):
-    listed = write("v.tsv", f"variant\tother\n{text}\t1\n")
-    (record,) = read(
-        write("in.fa", f">a\n{PROTEIN}\n"), variants_file=str(listed), marginals="pseudo"
-    )
+    table = f"variant\tother\n{text}\t1\n"
+    record = read_one(write, table, PROTEIN, "v.tsv", marginals="pseudo")
     (row,) = variants.rows_of(record.payload)
     assert (row.text, row.variant, row.reason) == (text, WRITTEN[text], "")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("T2del", "another residue stands there: T2del, and residue 2 of the protein is K"),
-        ("K2_T4del", "another residue stands there: K2_T4del, and residue 4 of the protein is A"),
-        ("K2_T3delinsKT", "the wild type, or no change of a residue: 'K2_T3delinsKT'"),
-        ("K2_A4insG", "an insertion or a deletion: 'K2_A4insG'"),
-        ("K2_T3ins", "an insertion or a deletion: 'K2_T3ins'"),
-        ("K2_T3ins5", "an insertion or a deletion: 'K2_T3ins5'"),
-        ("A4_K2del", "an insertion or a deletion: 'A4_K2del'"),
-        ("K2delK", "an insertion or a deletion: 'K2delK'"),
-        ("K2fs", "a frameshift or an extension, which names no sequence: 'K2fs'"),
-        (
-            "K2_T3insX",
-            "not a substitution: K2_T3insX has other letters than those of 20 amino acids",
-        ),
-        ("K2_A4del:T3G", "not a substitution: K2_A4del:T3G changes residue 3 twice"),
-        ("M1_Q22del", "an insertion or a deletion: M1_Q22del leaves no residue"),
-        ("Q22_A23del", "a variant beyond the end: Q22_A23del, and the protein has 22 residues"),
-    ],
-)
-def test_why_an_insertion_or_deletion_has_no_score(write, text, reason):
-    listed = write("v.csv", f"variant\n{text}\n")
-    (record,) = read(
-        write("in.fa", f">a\n{PROTEIN}\n"), variants_file=str(listed), marginals="pseudo"
-    )
-    assert (record.reason, record.payload) == (reason, b"")
+NO_SCORE = {  # where a reason ends with a colon, the text stands behind it, perhaps shortened
+    ("variant", 22): {
+        "T2del": "another residue stands there: T2del, and residue 2 of the protein is K",
+        "K2_T4del": "another residue stands there: K2_T4del, and residue 4 of the protein is A",
+        "K2_T3delinsKT": "the wild type, or no change of a residue: 'K2_T3delinsKT'",
+        "K2_A4insG": "an insertion or a deletion: 'K2_A4insG'",
+        "K2_T3ins": "an insertion or a deletion: 'K2_T3ins'",
+        "K2_T3ins5": "an insertion or a deletion: 'K2_T3ins5'",
+        "A4_K2del": "an insertion or a deletion: 'A4_K2del'",
+        "K2delK": "an insertion or a deletion: 'K2delK'",
+        "K2fs": "a frameshift or an extension, which names no sequence: 'K2fs'",
+        "K2_T3insX": "not a substitution: K2_T3insX has other letters than those of 20 amino acids",
+        "K2_A4del:T3G": "not a substitution: K2_A4del:T3G changes residue 3 twice",
+        "M1_Q22del": "an insertion or a deletion: M1_Q22del leaves no residue",
+        "Q22_A23del": "a variant beyond the end: Q22_A23del, and the protein has 22 residues",
+        "Q22dup:Q22A": "not a substitution: Q22dup:Q22A changes residue 22 twice",
+    },
+    ("variant", 6): {
+        "M1_I6del": "an insertion or a deletion: M1_I6del leaves no residue",
+        "I6_A7del": "a variant beyond max_residues: I6_A7del, of 6",
+    },
+    ("mutated_sequence", 6): {
+        f"{PROTEIN[:4]}{PROTEIN[8:]}": "a variant beyond max_residues: ",
+        f"{PROTEIN[:2]}:{PROTEIN[3:]}": "not a substitution: ",
+    },
+    ("mutated_sequence", 22): {
+        PROTEIN: "the wild type, or no change of a residue: ",
+        "WT": "the wild type, or no change of a residue: 'WT'",
+        "MKTA*YIAKQRQISFVKSHFSRQ": "a stop in place of a residue: ",
+        PROTEIN[::-1]: "not the sequence of a variant: ",
+        "ACDE": "not the sequence of a variant: ",
+        "MXTAYIAKQRQISFVKSHFSRQ": "not a substitution: ",
+    },
+}
 
 
 @pytest.mark.parametrize(
-    ("column", "text", "reason"),
-    [
-        ("variant", "M1_I6del", "an insertion or a deletion: M1_I6del leaves no residue"),
-        ("variant", "I6_A7del", "a variant beyond max_residues: I6_A7del, of 6"),
-        ("mutated_sequence", f"{PROTEIN[:4]}{PROTEIN[8:]}", "a variant beyond max_residues: "),
-        ("mutated_sequence", f"{PROTEIN[:2]}:{PROTEIN[3:]}", "not a substitution: "),
-        ("variant", "Q22dup:Q22A", "not a substitution: Q22dup:Q22A changes residue 22 twice"),
-    ],
+    ("column", "limit", "text"), [(*key, text) for key, texts in NO_SCORE.items() for text in texts]
 )
-def test_what_a_truncated_protein_does_not_show_has_no_score(write, column, text, reason):
-    listed = write("v.csv", f"{column}\n{text}\n")
-    limit = 22 if "Q22" in text else 6
-    options = {"marginals": "pseudo", "max_residues": limit, "variants_file": str(listed)}
-    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
-    assert record.reason.startswith(reason)
+def test_why_an_insertion_a_deletion_or_a_sequence_has_no_score(write, column, limit, text):
+    table = f"{column}\n{text}\n"
+    record = read_one(write, table, PROTEIN, marginals="pseudo", max_residues=limit)
+    reason = NO_SCORE[column, limit][text]
+    found = record.reason[: len(reason)] if reason.endswith(": ") else record.reason
+    assert (found, record.payload) == (reason, b"")
 
 
 def test_without_pseudo_an_indel_has_no_score_and_the_remedy_names_the_option(write):
-    listed = write("v.csv", "variant\np.Lys2del\nT3V\n")
-    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), variants_file=str(listed))
+    record = read_one(write, "variant\np.Lys2del\nT3V\n", PROTEIN)
     rows = variants.rows_of(record.payload)
     assert [row.reason for row in rows] == ["an insertion or a deletion: 'p.Lys2del'", ""]
     assert "Add pseudo to marginals" in variants.INDEL.remedy
@@ -267,25 +245,6 @@ def test_whole_sequences_are_variants_and_make_what_they_are():
         assert variants.checked(changes, name, PROTEIN.encode(), options, 1) == name
 
 
-@pytest.mark.parametrize(
-    ("sequence", "reason"),
-    [
-        (PROTEIN, "the wild type, or no change of a residue: "),
-        ("WT", "the wild type, or no change of a residue: 'WT'"),
-        ("MKTA*YIAKQRQISFVKSHFSRQ", "a stop in place of a residue: "),
-        (PROTEIN[::-1], "not the sequence of a variant: "),
-        ("ACDE", "not the sequence of a variant: "),
-        ("MXTAYIAKQRQISFVKSHFSRQ", "not a substitution: "),
-    ],
-)
-def test_why_a_sequence_is_no_variant(write, sequence, reason):
-    listed = write("v.csv", f"mutated_sequence\n{sequence}\n")
-    (record,) = read(
-        write("in.fa", f">a\n{PROTEIN}\n"), variants_file=str(listed), marginals="pseudo"
-    )
-    assert record.reason.startswith(reason)
-
-
 INDELS = [f"{PROTEIN[0]}{PROTEIN[2:]}", f"M{PROTEIN}", PROTEIN[:-1]]
 
 
@@ -302,9 +261,7 @@ INDELS = [f"{PROTEIN[0]}{PROTEIN[2:]}", f"M{PROTEIN}", PROTEIN[:-1]]
 def test_a_column_of_variants_that_has_whole_sequences_is_read_so(write, head, row, more):
     """As in ProteinGym's files of insertions and deletions."""
     lines = [head, *(row.format(sequence) for sequence in [*INDELS, "WT"]), ""]
-    listed = write("v.csv", "\n".join(lines))
-    options = {"variants_file": str(listed), "marginals": "pseudo", **more}
-    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
+    record = read_one(write, "\n".join(lines), PROTEIN, marginals="pseudo", **more)
     found = variants.rows_of(record.payload)
     assert [each.variant for each in found] == ["K2del", "M1_K2insM", f"{PROTEIN[-1]}22del", ""]
     assert [edits.mutated(v.variant, PROTEIN.encode()).decode() for v in found[:3]] == INDELS
@@ -312,28 +269,24 @@ def test_a_column_of_variants_that_has_whole_sequences_is_read_so(write, head, r
 
 @pytest.mark.parametrize("text", ["K2fs", "p.Lys2fs", "K2Tfs*5", "p.Lys2ThrfsTer5", "*23Lext*17"])
 def test_a_frameshift_names_no_sequence(write, text):
-    listed = write("v.csv", f"variant\n{text}\nT3V\nK2delinsFS\n")
-    options = {"variants_file": str(listed), "marginals": "pseudo"}
-    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
+    table = f"variant\n{text}\nT3V\nK2delinsFS\n"
+    record = read_one(write, table, PROTEIN, marginals="pseudo")
     shift, *others = variants.rows_of(record.payload)
     assert shift.reason == f"a frameshift or an extension, which names no sequence: {text!r}"
     assert [row.variant for row in others] == ["T3V", "K2delinsFS"]
 
 
 def test_words_for_missing_values_beside_a_variant_are_empty_cells(write):
-    listed = write("v.csv", "variant,mutated_sequence,start\nK2A,NA,none\nT3V,,\n")
-    options = {"variants_file": str(listed), "first_residue_column": "start"}
-    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
+    table = "variant,mutated_sequence,start\nK2A,NA,none\nT3V,,\n"
+    record = read_one(write, table, PROTEIN, first_residue_column="start")
     assert variants.parts_of(record.payload)[1] == ["K2A", "T3V"]
     assert "mutated sequences" not in record.note
 
 
 @pytest.mark.parametrize("word", ["NA", "nan", "NULL", "<NA>", "None", "n/a"])
 def test_a_word_for_a_missing_variant_is_an_empty_cell(write, word):
-    fasta = write("in.fa", f">a\n{PROTEIN}\n")
     for rows in (["K2A", "{}", "T3V"], ["", "K2A", "T3V"]):
-        listed = write("v.csv", "\n".join(["variant", *rows, ""]).format(word))
-        (record,) = read(fasta, variants_file=str(listed))
+        record = read_one(write, "\n".join(["variant", *rows, ""]).format(word), PROTEIN)
         assert [row.text for row in variants.rows_of(record.payload)] == ["K2A", "T3V"]
         assert not record.note
     table = write("t.csv", f"id,sequence,variant\na,{PROTEIN},K2A\na,{PROTEIN},{word}\n")
@@ -342,8 +295,8 @@ def test_a_word_for_a_missing_variant_is_an_empty_cell(write, word):
 
 
 def test_a_peptide_is_no_word_for_a_missing_variant(write):
-    listed = write("v.csv", "mutated_sequence\nNAT\nNA\nnan\nMAV\n")
-    (record,) = read(write("in.fa", ">a\nMAT\n"), variants_file=str(listed), marginals="pseudo")
+    table = "mutated_sequence\nNAT\nNA\nnan\nMAV\n"
+    record = read_one(write, table, "MAT", marginals="pseudo")
     found = [(row.text, bool(row.variant)) for row in variants.rows_of(record.payload)]
     assert found == [("NAT", True), ("MAV", True)]
 
@@ -351,9 +304,8 @@ def test_a_peptide_is_no_word_for_a_missing_variant(write):
 def test_the_first_residue_may_have_another_number(write):
     fasta = write("in.fa", ">a\nMKTAYI\n>b\nMIVEQC\n")
     listed = write("v.csv", "id,variant,start\na,K25A,\nb,I3V,2\na,p.Thr26Gly:A27C,24\n")
-    one, two = read(
-        fasta, variants_file=str(listed), first_residue=24, first_residue_column="start"
-    )
+    more = {"first_residue": 24, "first_residue_column": "start"}
+    one, two = read(fasta, variants_file=str(listed), **more)
     assert variants.parts_of(one.payload)[1] == ["K2A", "T3G:A4C"]
     assert [row.text for row in variants.rows_of(one.payload)] == ["K25A", "p.Thr26Gly:A27C"]
     assert variants.parts_of(two.payload)[1] == ["I2V"]
@@ -361,7 +313,7 @@ def test_the_first_residue_may_have_another_number(write):
         listed = write("v.csv", "id,variant,start\na,K25A,\nb,I3V,x\n")
         read(fasta, variants_file=str(listed), first_residue_column="start")
     with pytest.raises(
-        UserError, match=r"no column 'begin'; set first_residue_column under options"
+        UserError, match="no column 'begin'; set first_residue_column under options"
     ):
         read(fasta, variants_file=str(listed), first_residue_column="begin")
     with pytest.raises(ValueError, match="first_residue has no effect with variants: all"):
@@ -370,23 +322,21 @@ def test_the_first_residue_may_have_another_number(write):
 
 @pytest.mark.parametrize("first", [0, 4, -3, 24])
 def test_a_note_names_the_first_residue_that_fits(write, first):
-    fasta = write("in.fa", ">a\nMKTAYIGKQR\n")
+    protein = "MKTAYIGKQR"
     places = [place for place in range(10) if place + first > 0]
-    rows = [f"{'MKTAYIGKQR'[place]}{place + first}C" for place in places]
-    listed = write("v.csv", "\n".join(["variant", *rows, ""]))
+    rows = [f"{protein[place]}{place + first}C" for place in places]
+    table = "\n".join(["variant", *rows, ""])
     for wrong in {1, 7} - {first}:
-        (record,) = read(fasta, variants_file=str(listed), first_residue=wrong)
+        record = read_one(write, table, protein, first_residue=wrong)
         told = record.reason or record.note
         assert f"all positions fit with first_residue {first} under options" in told
-    (record,) = read(fasta, variants_file=str(listed), first_residue=first)
+    record = read_one(write, table, protein, first_residue=first)
     assert (record.reason, record.note) == ("", "")
-    assert variants.parts_of(record.payload)[1] == [f"{'MKTAYIGKQR'[p]}{p + 1}C" for p in places]
+    assert variants.parts_of(record.payload)[1] == [f"{protein[p]}{p + 1}C" for p in places]
 
 
 def test_a_position_before_the_first_residue_is_told(write):
-    listed = write("v.csv", "variant\nK2A\nK25A\n")
-    fasta = write("in.fa", ">a\nMKTAYI\n")
-    (record,) = read(fasta, variants_file=str(listed), first_residue=24)
+    record = read_one(write, "variant\nK2A\nK25A\n", first_residue=24)
     first, second = variants.rows_of(record.payload)
     told = "a variant before the first residue: K2A, and the protein has residues 24 to 29"
     assert (first.reason, second.variant) == (told, "K2A")
@@ -394,8 +344,7 @@ def test_a_position_before_the_first_residue_is_told(write):
 
 def test_a_sequence_that_its_variant_does_not_make_is_told(write):
     rows = ["K2A,MATAYI,1", "T3G,MKTAYI,2", "K2A:T3G,mageyi,3", "A4C,,4", "WT,MKTAYI,5"]
-    listed = write("v.csv", "\n".join(["mutant,mutated_sequence,x", *rows, ""]))
-    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
+    record = read_one(write, "\n".join(["mutant,mutated_sequence,x", *rows, ""]))
     head, _, rest = record.note.partition(": ")
     assert head == (
         "mutated sequences that the variant does not make of the protein, and the variant counts"
@@ -492,15 +441,14 @@ def test_what_cannot_be_told_is_empty_and_why_is_said():
     ],
 )
 def test_a_measured_score_that_is_no_number_is_refused(write, cell, options, part):
-    listed = write("v.csv", f"mutant,DMS_score,DMS_score_bin\nK2A,NA,\nT3G,{cell}\n")
     with pytest.raises(UserError, match=part):
-        read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed), **options)
+        table = f"mutant,DMS_score,DMS_score_bin\nK2A,NA,\nT3G,{cell}\n"
+        read_one(write, table, **options)
 
 
 def test_measured_columns_come_along_as_numbers(write):
-    listed = write("v.csv", "mutant,DMS_score,DMS_score_bin,mine,x\nK2A,NA,,1.5,a\nT3G,2,True,,b\n")
-    fasta = write("in.fa", ">a\nMKTAYI\n")
-    (record,) = read(fasta, variants_file=str(listed))
+    table = "mutant,DMS_score,DMS_score_bin,mine,x\nK2A,NA,,1.5,a\nT3G,2,True,,b\n"
+    record = read_one(write, table)
     assert [row.others for row in variants.rows_of(record.payload)] == [
         *((None, None, "1.5", "a"), ("2", "1", None, "b")),
     ]
@@ -509,7 +457,7 @@ def test_measured_columns_come_along_as_numbers(write):
         ({"measured_column": "mine", "columns": ("x",)}, {"mine": pa.float64()}),
         ({"columns": ("x",)}, {}),
     ):
-        options = scores.Options(variants="listed", variants_file=str(listed), **more)
+        options = scores.Options(variants="listed", variants_file="v.csv", **more)
         struct = scores.schema(scores.with_columns(options), None).field("variants").type.value_type
         numbers = {field.name: field.type for field in struct if field.type != pa.string()}
         numbers.pop("wildtype_marginal")
@@ -530,9 +478,8 @@ def test_a_table_of_inputs_may_have_whole_sequences_and_measured_scores(write):
 
 @pytest.mark.parametrize(("limit", "note"), [(6, ""), (5, "longer than 5 residues, in windows")])
 def test_a_protein_that_is_read_in_windows_of_proteingym_has_a_note(write, limit, note):
-    listed = write("v.csv", "variant\nK2A\n")
     options = {"marginals": "masked_additive", "long": "proteingym", "max_residues": limit}
-    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed), **options)
+    record = read_one(write, "variant\nK2A\n", **options)
     assert record.note == note
 
 
@@ -568,21 +515,15 @@ def test_files_of_proteingym_give_its_scores_and_its_figures(verbs, proteingym):
         rows = zip(names, made, measured.tolist(), (measured > 0.2).astype(int), strict=True)
         table.writerows([*rows, ["WT", PROTEIN, 0.1, 1], ["K2*", "", -4, 0], ["T3G", "", "", ""]])
     options = {"variants_file": "dms.csv", "marginals": ["masked_additive", "wildtype"]}
-    found, figures = finish(
-        verbs, [("wild type", PROTEIN)], options, "variant_scores", "variant_metrics"
-    )
+    outputs = "variant_scores", "variant_metrics"
+    found, figures = finish(verbs, [("wild type", PROTEIN)], options, *outputs)
     kinds = ["wildtype_marginal", "masked_additive_marginal"]
     others = ["read_as", "DMS_score", "DMS_score_bin", "reason"]
     assert list(found) == ["id", "variant", *kinds, *others]
     assert found["variant"].tolist() == [*names, "WT", "K2*", "T3G"]
     own = found.iloc[: len(names)]
-    masked = proteingym.masked(PROTEIN)
     for row in own.itertuples():
-        parts = [(masked[int(part[1:-1])], part) for part in row.variant.split(":")]
-        expected = sum(
-            (one[ALPHABET.get_idx(part[-1])] - one[ALPHABET.get_idx(part[0])]).item()
-            for one, part in parts
-        )
+        expected = proteingym.additive(PROTEIN, row.variant)
         assert row.masked_additive_marginal == pytest.approx(expected, abs=1e-5)
     np.testing.assert_allclose(own["DMS_score"], measured)
     assert figures["score"].tolist() == kinds

@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -33,7 +33,7 @@ from featuremill.base.errors import DeviceError, UserError
 from featuremill.base.id_columns import accessions
 from featuremill.base.progress import CallBack, on_terminal
 from featuremill.base.words import counted
-from featuremill.inputs import in_memory
+from featuremill.inputs import distinct_records, in_memory
 from featuremill.lease import Lease, Request, count_slots
 from featuremill.lease.acquire import acquire
 from featuremill.lease.environment import LEASED
@@ -199,7 +199,9 @@ def compute(
     chosen = engine(workload, plain_options, "compute", **where, **about)
     for name in option_files.paths_of(chosen.options):
         option_files.refuse_missing(chosen.options, name)
-    records, failed = _deduplicated(_records(inputs, paths, chosen))
+    good, refused = distinct_records(_records(inputs, paths, chosen))
+    records = [*good.values()]
+    failed = [_row(record, "refused", reason) for record, reason in refused.values()]
     _refuse_too_many(failed, max_failed)
 
     def refuse(index: int, reason: str) -> None:
@@ -506,30 +508,6 @@ def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]
         except UserError as error:
             raise UserError(str(error).replace(str(path), in_memory.STEM)) from None
     return [record._replace(source=in_memory.STEM) for record in records]
-
-
-def _deduplicated(records: Iterable[Record]) -> tuple[list[Record], list[dict[str, Any]]]:
-    """Return distinct records to compute, and rows for refused or conflicting records."""
-    by_id: dict[str, list[Record]] = {}
-    refused = []
-    for record in records:
-        if record.reason:
-            refused.append(_row(record, "refused", record.reason))
-        else:
-            by_id.setdefault(record.id, []).append(record)
-    good = []
-    for first, *others in by_id.values():
-        another = next((other for other in others if other.payload != first.payload), None)
-        if another is None:
-            good.append(first)
-            continue
-        for record in (first, *others):
-            other_record = another if record.payload == first.payload else first
-            reason = reasons.CONFLICT.reason(
-                f"the other one is at {other_record.source}:{other_record.line}"
-            )
-            refused.append(_row(record, "refused", reason))
-    return good, refused
 
 
 def _row(record: Record, status: str, reason: str) -> dict[str, Any]:

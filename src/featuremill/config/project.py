@@ -161,7 +161,15 @@ def _refuse_problems(project: ProjectConfig) -> None:
     if sentences:
         raise UserError("\n".join(sentences))
     label_of: dict[str, str] = {}
+    sets = {run.folder: name.split("/")[1] for name, run in project.runs.items() if "/" in name}
     for product in project.products:
+        folders = {str(above) for file in product.files for above in Path(file).parents}
+        for folder in sets.keys() & folders:
+            name = sets[folder]
+            raise UserError(
+                f"{project.origin.at(FEATURES, name)}: {FEATURES}.{name}: {folder} is a folder of "
+                f"{product.label}; take another name."
+            )
         for file in (*product.files, product.state):
             if file in label_of:
                 raise UserError(

@@ -26,8 +26,7 @@ from featuremill.lease import Request, count_slots
 from featuremill.lease.environment import CUDA_VISIBLE_DEVICES
 from featuremill.lease.offer import offer
 from featuremill.lease.request import VARIABLES
-from featuremill.plan.estimate.overheads import host_mb
-from featuremill.plan.speeds import JobSpec, Speed, find_first
+from featuremill.plan.speeds import JobSpec, Speed, find_first, host_mb
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.store.row_order import MOST_JOBS

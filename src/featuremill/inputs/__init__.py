@@ -8,7 +8,7 @@ is invalid as a whole (truncated, not text, another format, other records) raise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -353,3 +353,29 @@ def _read(path: Path, kind: kinds.Kind) -> Iterator[Piece | Record]:
     if not num_records:
         what = "rows" if isinstance(kind, kinds.Rows) else "sequences"
         raise UserError(f"{path}: there is no record in this file; give a file with {what}.")
+
+
+def distinct_records(
+    records: Iterable[Record],
+) -> tuple[dict[int, Record], dict[int, tuple[Record, str]]]:
+    """Return the records to compute, each id once, and those that are refused, with the reason: by
+    themselves, or because their id stands for different payloads. The keys are the positions among
+    `records`."""
+    of_id: dict[str, dict[int, Record]] = {}
+    good, refused = dict[int, Record](), dict[int, tuple[Record, str]]()
+    for position, record in enumerate(records):
+        if record.reason:
+            refused[position] = record, record.reason
+        else:
+            of_id.setdefault(record.id, {})[position] = record
+    for same_id in of_id.values():
+        position, first = next(iter(same_id.items()))
+        others = (record for record in same_id.values() if record.payload != first.payload)
+        if (another := next(others, None)) is None:
+            good[position] = first
+            continue
+        for position, record in same_id.items():
+            other = another if record.payload == first.payload else first
+            at = f"the other one is at {other.source}:{other.line}"
+            refused[position] = record, reasons.CONFLICT.reason(at)
+    return good, refused

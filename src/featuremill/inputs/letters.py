@@ -1,9 +1,13 @@
-"""Make records of letters, of any alphabet, with checks of ids, NUL bytes and merged records."""
+"""Make records of letters, of any alphabet, with checks of ids, NUL bytes and merged records.
+
+Letters alone are the payload of a sequence. With a structure, its letters follow after a line
+break; with a region, the structure (or nothing) and the region's first and last residue, from 1.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from featuremill.base import reasons
@@ -93,3 +97,45 @@ def show(letter: str) -> str:
     if "\ud800" <= letter <= "\udfff":
         return f"byte 0x{ord(letter) & 0xFF:02X}"
     return f"'{letter}'" if letter.isprintable() else f"U+{ord(letter):04X}"
+
+
+class Parts(NamedTuple):
+    """The parts of a payload."""
+
+    letters: bytes
+    structure: bytes = b""
+    region: tuple[int, int] | None = None
+    """The first and the last residue of the region, from 1."""
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """The region as the bounds of a slice of letters, from 0."""
+        assert self.region
+        return self.region[0] - 1, self.region[1]
+
+    @property
+    def payload(self) -> bytes:
+        fields = [self.letters]
+        if self.structure or self.region:
+            fields.append(self.structure)
+        if self.region:
+            fields.append("-".join(map(str, self.region)).encode())
+        return b"\n".join(fields)
+
+
+def parts_of(payload: bytes) -> Parts:
+    letters, *more = payload.split(b"\n")
+    structure = more[0] if more else b""
+    if len(more) < 2:
+        return Parts(letters, structure)
+    first, last = map(int, more[1].split(b"-"))
+    return Parts(letters, structure, (first, last))
+
+
+def alike(parts: Sequence[Parts]) -> list[list[int]]:
+    """Return groups of record indices that share one computed sequence: regions of the same
+    sequence together, any other record alone."""
+    groups: dict[object, list[int]] = {}
+    for index, each in enumerate(parts):
+        groups.setdefault(each[:2] if each.region else index, []).append(index)
+    return list(groups.values())

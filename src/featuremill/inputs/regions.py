@@ -15,8 +15,7 @@ from featuremill.base.matching import Matcher
 from featuremill.base.reasons import Kind, is_missing
 from featuremill.base.text import clipped
 from featuremill.inputs import NamedColumns, columns, names_in_table, rows
-from featuremill.inputs.letters import wrong_id
-from featuremill.inputs.payloads import parts_of
+from featuremill.inputs.letters import parts_of, wrong_id
 from featuremill.workload import Record
 
 STARTS = (("start",), ("begin", "first", "from"))

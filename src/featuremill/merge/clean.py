@@ -88,7 +88,11 @@ def run(arguments: argparse.Namespace) -> None:
     if not runs.is_one:  # some sets of features may have no folder yet
         folders = [folder for folder in folders if folder.root.exists()] or folders[:1]
     for folder in folders:
-        _check_run(folder)
+        is_planned = folder.records.exists() and folder.find_plan() is not None
+        if not is_planned and not (folder.store / "plan.lock").exists():
+            raise UserError(
+                f"{folder.root}: there is no run here; name a folder such as results/demo."
+            )
     with ExitStack() as stack:
         for root in runs.folders:
             stack.enter_context(run_lock.alone(root))
@@ -191,13 +195,6 @@ def after_run(run_folder: Path, keep: str) -> str:
 
 def _in_words(used: Usage) -> str:
     return f"{counted(used.files, 'file')}, {human_bytes(used.bytes)}"
-
-
-def _check_run(folder: Results) -> None:
-    """Refuse a folder without a plan and its records.parquet, and without a store."""
-    is_planned = folder.records.exists() and folder.find_plan() is not None
-    if not is_planned and not (folder.store / "plan.lock").exists():
-        raise UserError(f"{folder.root}: there is no run here; name a folder such as results/demo.")
 
 
 @contextlib.contextmanager
@@ -317,8 +314,7 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
 
 def usage_of(paths: Iterable[Path]) -> Usage:
     """Return the number of files and their bytes; a file with several names counts once."""
-    seen: set[tuple[int, int]] = set()
-    sizes = [size for path in paths if (size := _new_bytes(path, seen)) is not None]
+    sizes = [size for _, size in _freed(paths)]
     return Usage(len(sizes), sum(sizes))
 
 
@@ -334,16 +330,14 @@ def folders_of(folder: Results, keep: str) -> list[Path]:
 
 def remove(paths: Iterable[Path], folders: Iterable[Path]) -> Usage:
     """Remove the files, and the `folders` that are empty then; return what that freed."""
-    seen: set[tuple[int, int]] = set()
     results: dict[Path, dict[tuple[int, int], Path]] = {}
     num_files = num_bytes = 0
     shown = Progress(log, "removing", "files")
-    for path in paths:
+    for path, size in _freed(paths):
         shown.at(num_files)
-        if (freed := _new_bytes(path, seen)) is not None:
-            with ours.keeping_known(*_in_results(path, results)):
-                path.unlink(missing_ok=True)
-            num_files, num_bytes = num_files + 1, num_bytes + freed
+        with ours.keeping_known(*_in_results(path, results)):
+            path.unlink(missing_ok=True)
+        num_files, num_bytes = num_files + 1, num_bytes + size
     for folder in folders:
         for inside, _, _ in os.walk(folder, topdown=False):
             with contextlib.suppress(OSError):  # not empty, a link, or gone
@@ -380,16 +374,17 @@ def _inode(about: os.stat_result) -> tuple[int, int]:
     return about.st_dev, about.st_ino
 
 
-def _new_bytes(path: Path, seen: set[tuple[int, int]]) -> int | None:
-    """Return the bytes of a file that is not among those `seen`; None if it is gone."""
-    try:
-        about = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if (key := _inode(about)) in seen or _is_in_results(path):
-        return 0
-    seen.add(key)
-    return about.st_blocks * BLOCK_BYTES
+def _freed(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """Yield each of the files that is there, and the bytes that are freed by its removal: 0 for a
+    further name of a file."""
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            about = path.lstat()
+            is_further = _inode(about) in seen or _is_in_results(path)
+            if not is_further:
+                seen.add(_inode(about))
+            yield path, 0 if is_further else about.st_blocks * BLOCK_BYTES
 
 
 def _part_of(folder: Results, path: Path) -> str:
@@ -411,30 +406,22 @@ def _litter(folder: Results, files: Iterable[Path]) -> set[Path]:
             temporary.setdefault(outer, []).append(path)
             continue
         is_partial = has_results and folder.partial.root in inside
-        is_over = _is_done(folder, path) or _is_orphaned(folder, path)
-        if is_partial or is_over or path.suffix == ".bad":
+        if is_partial or _is_over(folder, path) or path.suffix == ".bad":
             litter.add(path)
     # The first files of a folder are finished long before the last.
     left = (paths for paths in temporary.values() if all(map(_is_old, paths)))
     return litter.union(*left)
 
 
-def _is_done(folder: Results, path: Path) -> bool:
-    """Return whether the file is one of a journal whose part is finished."""
-    if not path.is_relative_to(folder.store / "journals"):
-        return False
+def _is_over(folder: Results, path: Path) -> bool:
+    """Return whether the file is one of a journal whose part is finished, or telemetry without a
+    part and without a journal to resume."""
     names = path.parent.name, path.name.partition(".")[0]
-    return folder.part(*names).exists() and folder.kept_receipt(*names).exists()
-
-
-def _is_orphaned(folder: Results, path: Path) -> bool:
-    """Return whether the file is telemetry without a part and without a journal to resume."""
-    names = path.parent.name, path.name.partition(".")[0]
-    if path != folder.telemetry(*names):
-        return False
-    journal = folder.journal(*names)
-    resumed = folder.part(*names), journal, journal.with_suffix(".log")
-    return not any(file.exists() for file in resumed)
+    part, journal = folder.part(*names), folder.journal(*names)
+    if path.is_relative_to(folder.store / "journals"):
+        return part.exists() and folder.kept_receipt(*names).exists()
+    resumed = part, journal, journal.with_suffix(".log")
+    return path == folder.telemetry(*names) and not any(file.exists() for file in resumed)
 
 
 def _is_old(path: Path) -> bool:

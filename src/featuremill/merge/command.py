@@ -30,11 +30,11 @@ from featuremill.base.words import counted
 from featuremill.config import products, read_run
 from featuremill.merge import accounts, delivery, samples
 from featuremill.merge.by_shard import collected
-from featuremill.merge.gather import in_order
+from featuremill.merge.delivery import Source
+from featuremill.merge.gather import Gatherer, in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
-from featuremill.merge.source import InInputOrder, Source
 from featuremill.store import ours, shared, stored
-from featuremill.store.delivery import Accounts, Delivery
+from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.files import remove_left, scratch
 from featuremill.store.formats import (
     FAILED,
@@ -284,6 +284,20 @@ def open_parts(
             answers[number] = refuse_taken(folder, part, only_look)
     problems = [part for part in answers if isinstance(part, IntegrityError)]
     return [None if isinstance(part, IntegrityError) else part for part in answers], problems
+
+
+class InInputOrder(Gatherer):
+    """The rows in the order of the input: sorted out of the parts."""
+
+    keys = frozenset[str]()
+
+    def account(self, table: Path, fasta: Path) -> Accounts:
+        return accounts.account(self, table, fasta)
+
+    def write(
+        self, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int
+    ) -> dict[str, Written]:
+        return delivery.write(self, paths, provenance, num_ok, self.folder.root)
 
 
 @contextmanager

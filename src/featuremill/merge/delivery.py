@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError
@@ -17,9 +19,10 @@ from featuremill.base.id_columns import ID, IdColumns
 from featuremill.base.progress import Progress
 from featuremill.merge.gather import in_order
 from featuremill.store import disk_space, ours
-from featuremill.store.delivery import Written
+from featuremill.store.delivery import Accounts, Written
 from featuremill.store.files import remove_left
 from featuremill.store.formats import errors_of, files, format_of, index_of, sidecar_of
+from featuremill.store.receipt import Receipt
 from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_part_writer, open_writer
@@ -41,6 +44,32 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
         remove_left(path)
     ours.vacate(folder.delivery)
     ours.vacate(folder.exports)
+
+
+class Source(Protocol):
+    """The rows of a run's results, still to be written."""
+
+    samples: dict[str, list[str]]
+    rows_of_shard: npt.NDArray[np.int64]
+    scratch: Path
+    keys: frozenset[str]
+    """The folders of `store.delivered` that the results are made of."""
+
+    @property
+    def receipts(self) -> Sequence[Receipt | None]:
+        """The receipt of each shard of the plan; None where it is pending."""
+
+    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the index into the plan's shards of each row of records.parquet; -1 where it has
+        none."""
+
+    def account(self, table: Path, fasta: Path) -> Accounts:
+        """Write `table` and `fasta` and return how many records are ok, failed, and so on."""
+
+    def write(
+        self, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int
+    ) -> dict[str, Written]:
+        """Write the outputs; return each one's size and sha256."""
 
 
 class Rows(Protocol):

@@ -27,9 +27,9 @@ from featuremill.features import loading
 from featuremill.features.table import Table
 from featuremill.merge import delivery
 from featuremill.merge.command import count, gathered, open_parts, waiting_for_others
+from featuremill.merge.delivery import Source
 from featuremill.merge.gather import IDENTITY
 from featuremill.merge.provenance import provenance_of
-from featuremill.merge.source import Source
 from featuremill.store import command_line, ours
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.files import sha256_of

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import SAMPLE
 from featuremill.base.tsv import TsvWriter
-from featuremill.merge.source import Source
+from featuremill.merge.delivery import Source
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering

@@ -206,7 +206,8 @@ def _take_export(store: Path, source: Path) -> None:
         )
     num_records = 0
     for name, receipt in receipts.items():
-        if Path(name).name != name or sha256_of(source / name) != sha256[name]:
+        is_here = Path(name).name == name and (source / name).is_file()
+        if not is_here or sha256_of(source / name) != sha256[name]:
             raise UserError(f"{source / name}: it is not as {CARD} lists it; copy it again.")
         try:
             with pq.ParquetFile(source / name, pre_buffer=False) as file:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import shutil
 from collections import Counter
@@ -17,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,59 +45,16 @@ from featuremill.workload import know_reasons
 Places = npt.NDArray[np.int64]
 """The index of a shard in the plan's list times 2**32, plus the row there; -1 for no place."""
 ELSEWHERE = -1
-
-
-def place_of(shard: int, rows: npt.NDArray[np.int64]) -> Places:
-    """Return the places of these rows of the plan's shard number `shard`."""
-    return (np.int64(shard) << 32) + rows.astype(np.int64)
-
-
-def places_in(records_path: Path, shards: Sequence[str]) -> Iterator[tuple[pa.Table, Places]]:
-    """Yield the row groups of records.parquet, and the place of each row in the plan's `shards`."""
-    names = pa.array(shards, pa.string())
-    with pq.ParquetFile(records_path) as file:
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
-            number = shard_numbers(table, names, records_path)
-            places = (number << 32) + table["row"].fill_null(0).to_numpy()
-            yield table, np.where(number < 0, ELSEWHERE, places)
-
-
-def move_rows(
-    records_path: Path,
-    moved: Path,
-    old: Sequence[str],
-    new: Sequence[str],
-    origins: Places,
-    targets: Places,
-) -> None:
-    """Write records.parquet to `moved` with the records of `origins` at `targets`, all others in
-    place.
-
-    `old` and `new` are the names of the plan's shards before and after; `origins` are sorted.
-    """
-    index = {name: number for number, name in enumerate(new)}
-    translation = np.array([index.get(name, ELSEWHERE) for name in old], np.int64)
-    names = pa.array(new, pa.string())
-    schema = pq.read_schema(records_path)
-    with pq.ParquetWriter(moved, schema, compression="zstd") as writer:
-        for table, places in places_in(records_path, old):
-            absent = places < 0
-            at = np.minimum(np.searchsorted(origins, places), len(origins) - 1)
-            is_moved = origins[at] == places
-            shard = np.where(is_moved, targets[at] >> 32, translation[places >> 32])
-            row = np.where(is_moved, targets[at], places) & 0xFFFFFFFF
-            numbers = pa.array(shard.astype(np.int32), mask=absent)
-            columns = {name: table[name] for name in schema.names} | {
-                "shard": pa.DictionaryArray.from_arrays(numbers, names),
-                "row": pa.array(row.astype(np.int32), mask=absent),
-            }
-            writer.write_table(pa.table(list(columns.values()), schema=schema))
-
-
-log = logging.getLogger("featuremill.retry")
+ROW = 2**32 - 1
+"""The bits of a place that are the row."""
+FAILED = np.dtype([("place", "i8"), ("kind", "O"), ("cost", "i8"), ("num_rows", "i8")])
+"""A failed record: the name of the kind of its reason, and the number of input records for which
+this distinct one stands."""
+Failed = npt.NDArray[np.void]
+"""Failed records that the plan asks for, in the order of their places."""
 MOST_NAMED = 20
 """Samples that a message lists."""
+log = logging.getLogger("featuremill.retry")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,27 +97,6 @@ def run(arguments: argparse.Namespace) -> None:
         log.info("now run: %s", runs.again())
 
 
-class Failed(NamedTuple):
-    """Failed records that the plan asks for; arrays of one length, in the order of `places`."""
-
-    places: Places
-    kinds: npt.NDArray[np.object_]
-    """The name of the kind of each record's reason."""
-    costs: npt.NDArray[np.int64]
-    num_rows: npt.NDArray[np.int64]
-    """Number of input records for which each distinct record stands."""
-
-    def among(self, is_chosen: npt.NDArray[np.bool_]) -> Failed:
-        return Failed._make(column[is_chosen] for column in self)
-
-    def by_kind(self) -> Counter[str]:
-        """Return the number of input records of each kind."""
-        counts: Counter[str] = Counter()
-        for kind, num_rows in zip(self.kinds.tolist(), self.num_rows.tolist(), strict=True):
-            counts[kind] += num_rows
-        return counts
-
-
 def retry(
     folders: Sequence[Results],
     kinds: Sequence[str],
@@ -190,25 +126,29 @@ def retry(
         folder.refuse_what_was_cleaned()
         _refuse_unknown(folder, samples)
     failed = [_failed(folder, plan, samples) for folder, plan in zip(folders, plans, strict=True)]
-    if not any(len(each.places) for each in failed):
+    if not any(map(len, failed)):
         whose = f" of {', '.join(samples)}" if samples else ""
         log.info("no record%s failed: there is nothing to run again", whose)
         return False
-    _refuse_absent(failed, kinds)
+    for kind in kinds:
+        if not any((each["kind"] == kind).any() for each in failed):
+            raise UserError(
+                f"--reason {kind}: no record failed for it; there are {_by_kind(*failed)}."
+            )
     for folder, plan, each in zip(folders, plans, failed, strict=True):
         where = f"{folder.root}: " if len(folders) > 1 else ""
-        chosen = each.among(np.isin(each.kinds, list(kinds))) if kinds else each
-        if not len(chosen.places):
+        chosen = each[np.isin(each["kind"], list(kinds))] if kinds else each
+        if not len(chosen):
             log.info("%sno such record failed", where)
             continue
-        num_records = where + counted(int(chosen.num_rows.sum()), "failed record")
+        num_records = where + counted(int(chosen["num_rows"].sum()), "failed record")
         if is_dry_run:
-            log.info("%s would run again: %s", num_records, _listed(chosen))
+            log.info("%s would run again: %s", num_records, _by_kind(chosen))
             continue
-        moved, shards = _write_shards(folder, plan, chosen)
-        _replace_plan(folder, plan, chosen, moved, shards)
+        targets, shards = _write_shards(folder, plan, chosen)
+        _replace_plan(folder, plan, chosen, targets, shards)
         new = counted(len(shards), "new shard")
-        log.info("%s will run again, in %s: %s", num_records, new, _listed(chosen))
+        log.info("%s will run again, in %s: %s", num_records, new, _by_kind(chosen))
     return not is_dry_run
 
 
@@ -223,18 +163,13 @@ def _refuse_unknown(folder: Results, samples: Sequence[str]) -> None:
         )
 
 
-def _listed(*failed: Failed) -> str:
-    counts = sum((each.by_kind() for each in failed), Counter[str]())
+def _by_kind(*failed: Failed) -> str:
+    """Return the number of input records of each kind, in words."""
+    counts: Counter[str] = Counter()
+    for _, kind, _, num_rows in itertools.chain(*(each.tolist() for each in failed)):
+        counts[kind] += num_rows
     by_number = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{number:,} {kind}" for kind, number in by_number)
-
-
-def _refuse_absent(failed: Sequence[Failed], kinds: Sequence[str]) -> None:
-    for kind in kinds:
-        if not any(each.by_kind()[kind] for each in failed):
-            raise UserError(
-                f"--reason {kind}: no record failed for it; there are {_listed(*failed)}."
-            )
 
 
 def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
@@ -254,7 +189,7 @@ def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
                 num_left += 1
             else:
                 rows, reasons = failed_rows(folder.part(recipe, shard.shard))
-                places_of_shard.append(place_of(number, rows))
+                places_of_shard.append((number << 32) + rows.astype(np.int64))
                 kinds += [kind_of(reason).name for reason in reasons]
     if num_left:
         log.warning(
@@ -262,18 +197,29 @@ def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
             f"{num_left:,} of {counted(len(plan.shards), 'shard')} "
             + ("is" if num_left == 1 else "are"),
         )
-    places = np.concatenate(places_of_shard)
-    costs, num_rows = np.zeros_like(places), np.zeros_like(places)
-    is_asked = np.full(len(places), not samples)
-    for table, wanted in places_in(folder.records, [source.shard for source in plan.sources]):
-        at, is_there = _find(places, wanted)
-        costs[at] = table["cost"].to_numpy()[is_there]
-        np.add.at(num_rows, at, 1)
+    failed = np.zeros(len(kinds), FAILED)
+    failed["place"], failed["kind"] = np.concatenate(places_of_shard), kinds
+    is_chosen = np.full(len(failed), not samples)
+    for table, places in _places_in(folder.records, [source.shard for source in plan.sources]):
+        at, is_there = _find(failed["place"], places)
+        failed["cost"][at] = table["cost"].to_numpy()[is_there]
+        np.add.at(failed["num_rows"], at, 1)
         if samples:
             names = table[SAMPLE].cast(pa.string()).filter(pa.array(is_there))
-            is_asked[at[np.asarray(pc.is_in(names, value_set=pa.array(samples)))]] = True
-    failed = Failed(places, np.array(kinds, object), costs, num_rows)
-    return failed.among((num_rows > 0) & is_asked)
+            is_chosen[at[np.asarray(pc.is_in(names, value_set=pa.array(samples)))]] = True
+    chosen: Failed = failed[(failed["num_rows"] > 0) & is_chosen]
+    return chosen
+
+
+def _places_in(records_path: Path, shards: Sequence[str]) -> Iterator[tuple[pa.Table, Places]]:
+    """Yield the row groups of records.parquet, and the place of each row in the plan's `shards`."""
+    names = pa.array(shards, pa.string())
+    with pq.ParquetFile(records_path) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group)
+            number = shard_numbers(table, names, records_path)
+            places = (number << 32) + table["row"].fill_null(0).to_numpy()
+            yield table, np.where(number < 0, ELSEWHERE, places)
 
 
 def _find(places: Places, wanted: Places) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -291,17 +237,17 @@ def _write_shards(folder: Results, plan: Plan, chosen: Failed) -> tuple[Places, 
     A place counts the new shards from 0.
     """
     names = [shard.shard for shard in plan.shards]
-    order = np.argsort(_sha256(folder, names, chosen.places))
-    cost = chosen.costs[order]
+    order = np.argsort(_sha256(folder, names, chosen["place"]))
+    cost = chosen["cost"][order]
     largest = max(1, *(shard.cost for shard in plan.shards))
-    moved = np.empty(len(order), np.int64)
+    targets = np.empty(len(order), np.int64)
     shards: list[PlannedShard] = []
     for ((_, start, end, shard_cost),) in cuts([(0, cost)], int(cost.sum()), len(cost), largest):
         piece = order[start:end]
-        moved[piece] = place_of(len(shards), np.arange(len(piece)))
-        table = _payloads(folder, names, chosen.places[piece])
+        targets[piece] = (len(shards) << 32) + np.arange(len(piece))
+        table = _payloads(folder, names, chosen["place"][piece])
         shards.append(write_new(folder, table, shard_cost))
-    return moved, shards
+    return targets, shards
 
 
 def _sha256(folder: Results, names: Sequence[str], places: Places) -> npt.NDArray[np.bytes_]:
@@ -321,7 +267,7 @@ def _sha256(folder: Results, names: Sequence[str], places: Places) -> npt.NDArra
                 f"({command_line.again(folder.root)})."
             )
         column = digests(read_verified(path)["sha256"])
-        hashes[here] = column[places[here] & 0xFFFFFFFF]
+        hashes[here] = column[places[here] & ROW]
     return hashes
 
 
@@ -329,14 +275,14 @@ def _payloads(folder: Results, names: Sequence[str], places: Places) -> pa.Table
     """Return the shard rows at `places`, in the order of sha256."""
     pieces = []
     for number in np.unique(places >> 32):
-        rows = places[places >> 32 == number] & 0xFFFFFFFF
+        rows = places[places >> 32 == number] & ROW
         pieces.append(read_shard(folder.shard(names[number])).take(pa.array(rows)))
     table = pa.concat_tables(pieces).combine_chunks()
     return table.take(pa.array(np.argsort(digests(table["sha256"])))).combine_chunks()
 
 
 def _replace_plan(
-    folder: Results, plan: Plan, chosen: Failed, moved: Places, new: list[PlannedShard]
+    folder: Results, plan: Plan, chosen: Failed, targets: Places, new: list[PlannedShard]
 ) -> None:
     """Put the new shards at the end of the plan and of records.parquet.
 
@@ -345,22 +291,20 @@ def _replace_plan(
     with its records.parquet. What needs space on the disk is written before.
     """
     gone, gone_cost = np.zeros((2, len(plan.shards)), np.int64)
-    np.add.at(gone, chosen.places >> 32, 1)
-    np.add.at(gone_cost, chosen.places >> 32, chosen.costs)
+    np.add.at(gone, chosen["place"] >> 32, 1)
+    np.add.at(gone_cost, chosen["place"] >> 32, chosen["cost"])
     kept = [
         replace(shard, wanted=shard.wanted - num, cost=shard.cost - cost) if num else shard
         for shard, num, cost in zip(plan.shards, gone.tolist(), gone_cost.tolist(), strict=True)
         if shard.wanted > num
     ]
-    old_names = [source.shard for source in plan.sources]
-    new_names = [source.shard for source in (*kept, *new, *plan.taken)]
-    moved = moved + place_of(len(kept), np.zeros_like(moved))
+    after = plan.model_copy(update={"shards": kept + new})
+    targets = targets + (len(kept) << 32)
     with ours.delivering(folder.plan) as new_plan, ours.delivering(folder.records) as new_records:
-        move_rows(folder.records, new_records, old_names, new_names, chosen.places, moved)
-        update = {"records_sha256": sha256_of(new_records), "shards": kept + new}
-        plan = plan.model_copy(update=update)
-        plan.write(folder.kept_plan)
-        new_plan.write_text(files.as_text(files.sealed(plan.as_json())), "utf-8")
+        _move_rows(folder.records, new_records, plan, after, chosen["place"], targets)
+        after = after.model_copy(update={"records_sha256": sha256_of(new_records)})
+        after.write(folder.kept_plan)
+        new_plan.write_text(files.as_text(files.sealed(after.as_json())), "utf-8")
         for old_file, new_file in ((folder.plan, new_plan), (folder.records, new_records)):
             # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
             shutil.copystat(old_file, new_file)
@@ -368,6 +312,27 @@ def _replace_plan(
         ours.vacate(folder.plan)
         for shard in new:
             _forget(folder, plan.recipe, shard.shard)
+
+
+def _move_rows(
+    records_path: Path, moved: Path, before: Plan, after: Plan, origins: Places, targets: Places
+) -> None:
+    """Write records.parquet to `moved`, with the records of the sorted `origins` at `targets`."""
+    old, new = ([source.shard for source in plan.sources] for plan in (before, after))
+    index, names = {name: number for number, name in enumerate(new)}, pa.array(new, pa.string())
+    translation = np.array([index.get(name, ELSEWHERE) for name in old], np.int64)
+    schema = pq.read_schema(records_path)
+    with pq.ParquetWriter(moved, schema, compression="zstd") as writer:
+        for table, places in _places_in(records_path, old):
+            at, is_moved = _find(origins, places)
+            shard, row = translation[places >> 32], places & ROW
+            shard[is_moved], row[is_moved] = targets[at] >> 32, targets[at] & ROW
+            numbers = pa.array(shard.astype(np.int32), mask=places < 0)
+            columns = {name: table[name] for name in schema.names} | {
+                "shard": pa.DictionaryArray.from_arrays(numbers, names),
+                "row": pa.array(row.astype(np.int32), mask=places < 0),
+            }
+            writer.write_table(pa.table(list(columns.values()), schema=schema))
 
 
 def _forget(folder: Results, recipe: str, shard: str) -> None:

@@ -174,6 +174,7 @@ def overridden(command: str) -> set[str]:
     for word in shlex.split(command):
         if word.startswith("-"):
             option = word
+            keys.update(re.findall(r"^(?:--config=|-C)(\w+)=", word))
         elif option in OVERRIDING:
             keys.add(word.partition("=")[0])
     return keys

@@ -40,8 +40,8 @@ class Written(Record):
 class Exported(Written):
     """The same of a file that `export` wrote, an entry of exports.json."""
 
-    results: str
-    """The sha256 of manifest.json of the results."""
+    results: str = ""
+    """The sha256 of manifest.json of the results; empty in a file of an earlier featuremill."""
 
 
 class Accounts(Record):
@@ -146,4 +146,4 @@ def exported_of(value: Mapping[str, Any], results: str) -> dict[str, Exported]:
     for name, about in value.items():
         with contextlib.suppress(ValidationError):
             exports[name] = Exported.model_validate(about)
-    return {name: export for name, export in exports.items() if export.results == results}
+    return {name: each for name, each in exports.items() if each.results in ("", results)}

@@ -17,7 +17,6 @@ from featuremill.base.words import counted, duration, human_bytes, listed
 from featuremill.config import Run
 from featuremill.plan import needs, speeds
 from featuremill.plan.announce import large_outputs
-from featuremill.plan.estimate import overheads
 from featuremill.plan.estimate.work import Work
 from featuremill.plan.shard_cost import choose, work_of
 from featuremill.plan.speeds import JobSpec, Speed, cards_called
@@ -223,7 +222,7 @@ class Case:
         parts, _ = speeds.earlier_parts(self._job(slots[0]), self.folder.root.parent)
         measured_mb = max((part.peak_memory_mb for part in parts), default=0)
         shard_mb = max((shard.bytes for shard in work.plan.shards), default=0) / 2**20
-        host_mb = round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu))
+        host_mb = round(speeds.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu))
         disk, num_files = self._disk(work, values)
         free_bytes = shutil.disk_usage(nearest_folder(self.folder.root.absolute())).free
         return Estimate(
@@ -352,11 +351,11 @@ class Case:
         writes = needs.needs_of_run(self.folder, work.plan, values, run.outputs, run.order)
         disk = {need.what: need.num_bytes for need in writes}
         if not work.is_planned:
-            disk["store/shards"] = residues + overheads.PLAN_BYTES_A_RECORD * counts.unique
-            disk["records.parquet"] = overheads.ROW_BYTES_A_RECORD * counts.input
-            disk["temporary files while planning"] = overheads.SPOOL_BYTES_A_RECORD * counts.input
+            disk["store/shards"] = residues + speeds.PLAN_BYTES_A_RECORD * counts.unique
+            disk["records.parquet"] = speeds.ROW_BYTES_A_RECORD * counts.input
+            disk["temporary files while planning"] = speeds.SPOOL_BYTES_A_RECORD * counts.input
         num_files = sum(need.num_files for need in writes)
-        return disk, num_files + overheads.FILES_A_SHARD * len(work.left)
+        return disk, num_files + speeds.FILES_A_SHARD * len(work.left)
 
 
 def _notes_on_disk(disk: Mapping[str, int], num_files: int, free_bytes: int) -> Iterator[str]:
@@ -374,17 +373,17 @@ def _around_seconds(work: Work, values: pa.Schema, config: Run) -> dict[str, flo
     """Return the seconds before and after the shards. Of the jobs that deliver only the last one
     counts: the others run while devices compute."""
     counts, residues = work.plan.counts, work.plan.lengths.total
-    start, a_record = overheads.PLAN_SECONDS
-    merge, merge_a_record, merge_a_byte = overheads.MERGE_SECONDS
+    start, a_record = speeds.PLAN_SECONDS
+    merge, merge_a_record, merge_a_byte = speeds.MERGE_SECONDS
     num_bytes = expected_bytes(values, counts.planned, residues)
     if will_be_by_shard(config.order, config.outputs, work.plan):
-        merge_a_record = overheads.MERGE_BY_SHARD_SECONDS
-        merge_a_byte = overheads.DELIVER_SECONDS / num_jobs_of(work.plan, MOST_JOBS)
+        merge_a_record = speeds.MERGE_BY_SHARD_SECONDS
+        merge_a_byte = speeds.DELIVER_SECONDS / num_jobs_of(work.plan, MOST_JOBS)
     return {
         "plan": 0.0 if work.is_planned else start + a_record * counts.input,
         "merge": merge + merge_a_record * counts.input + merge_a_byte * num_bytes,
-        "report": overheads.REPORT_SECONDS,
-        "Snakemake": overheads.SNAKEMAKE_SECONDS,
+        "report": speeds.REPORT_SECONDS,
+        "Snakemake": speeds.SNAKEMAKE_SECONDS,
     }
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import shlex
 import tempfile
@@ -30,11 +31,11 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.features import Failure, Index, Matrix, Rows
+from featuremill.inputs import distinct_records
 from featuremill.kit.arrays import matrix
 from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, IdColumns
-from featuremill.kit.reasons import kind_of
 from featuremill.kit.runs import Results, Settings
 from featuremill.kit.text import Progress, clipped, counted, listed, records
 from featuremill.kit.workloads import Record
@@ -43,8 +44,6 @@ from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
 __all__ = ["LAYOUTS", "Layout"]
 ROWS_AT_ONCE = 4096
-CONFLICT = kind_of("the id stands for two different sequences")
-"""The reason that a run has for such records; a test compares both."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -63,34 +62,20 @@ class NewRecords:
     def __init__(self, path: Path, recipe: Recipe) -> None:
         """Read the file. An id with two payloads is refused, a repeated record counts once."""
         self._recipe = recipe
-        self.good: list[Record] = []
+        all_records = [*recipe.records(path)]
+        good, refused = distinct_records(all_records)
+        self.good = [*good.values()]
         """Each record once, in the order of the file."""
-        self._positions: list[int] = []
+        self._positions = [*good]
         """The position of each good record among all records of the file."""
         self._failures: dict[int, Failure] = {}
-        of_id: dict[str, list[tuple[int, Record]]] = {}
-        notes, num_read = Counter[str](), 0
-        for position, record in enumerate(recipe.records(path)):
-            num_read += 1
-            if record.reason:
-                self._refuse(position, record, "refused", record.reason)
-            else:
-                notes.update(filter(None, record.note.split("; ")))
-                of_id.setdefault(record.id, []).append((position, record))
-        for same_id in of_id.values():
-            position, first = same_id[0]
-            another = next((other for _, other in same_id if other.payload != first.payload), None)
-            if another is None:
-                self.good.append(first)
-                self._positions.append(position)
-                continue
-            for position, record in same_id:
-                other = another if record.payload == first.payload else first
-                reason = CONFLICT.reason(f"the other one is at {other.source}:{other.line}")
-                self._refuse(position, record, "refused", reason)
+        for position, (record, reason) in refused.items():
+            self._refuse(position, record, "refused", reason)
+        of_records = (record.note.split("; ") for record in all_records if not record.reason)
+        notes = Counter(filter(None, itertools.chain.from_iterable(of_records)))
         for note, count in sorted(notes.items()):
             log.info("%s: %s.", counted(count, "record"), note)
-        if num_again := num_read - len(self.good) - len(self._failures):
+        if num_again := len(all_records) - len(good) - len(refused):
             says = counted(num_again, "record is", "records are")
             log.info("%s there again, with the same id and sequence: each counts once.", says)
 

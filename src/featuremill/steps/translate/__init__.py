@@ -11,7 +11,7 @@ from pathlib import Path
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Problems, Product, Project, State, refused, stated
-from featuremill.steps.translate.names import (
+from featuremill.steps.translate.options import (
     FRAGMENTS,
     KINDS,
     LOCK,
@@ -19,9 +19,9 @@ from featuremill.steps.translate.names import (
     SHEETS,
     SUMMARY,
     UNTRANSLATED,
+    settled,
 )
 from featuremill.steps.translate.options import SECTION as SECTION
-from featuremill.steps.translate.options import settled
 
 KEY = "translate"
 ABOUT = (

@@ -33,7 +33,7 @@ from featuremill.kit.ids import ID_ALONE, KEYS, IdColumns
 from featuremill.kit.locks import claimed, is_still_there
 from featuremill.kit.tsv import TsvWriter, read_tsv
 from featuremill.steps.translate.contigs import Fragment
-from featuremill.steps.translate.names import (
+from featuremill.steps.translate.options import (
     FILES,
     FRAGMENTS,
     LOCK,

@@ -1,4 +1,4 @@
-"""The options of translate, in a config and on the command line."""
+"""The options of translate, in a config and on the command line, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from typing import Literal
 from featuremill.kit.errors import UserError
 from featuremill.kit.tables import words_of
 from featuremill.step import Section
-from featuremill.steps.translate.names import METHODS
 
-__all__ = ["CODON"]
+__all__ = ["CODON", "FRAGMENTS", "NUCLEOTIDES", "PROTEINS", "SUMMARY", "UNTRANSLATED"]
+PROTEINS, NUCLEOTIDES = "proteins.faa.gz", "nucleotides.fna.gz"
+FRAGMENTS, UNTRANSLATED = "fragments.parquet", "untranslated.tsv"
+SUMMARY = "translate.json"
+KINDS = {"proteins": PROTEINS, "nucleotides": NUCLEOTIDES}
+SHEETS = {kind: f"{kind}.samples.parquet" for kind in KINDS}
+"""The sheets of fragments of samples, whose translations are in `sample=<name>/`."""
+OF_SAMPLE = "sample="
+"""The prefix of the folder of a sample."""
+FILES = (PROTEINS, NUCLEOTIDES, FRAGMENTS, UNTRANSLATED)
+METHODS = {"orfs": 2, "genes": 2}
+"""The versions of methods, by default 1; increased if the fragments of equal inputs change."""
+LOCK = ".translate.lock"
+"""The lock of the folder; it also marks the folder after a kill."""
 DEFAULTS: dict[str, dict[str, int | str]] = {
     "chunks": {"window": 500},
     "virnucpro": {"window": 500},

@@ -14,12 +14,22 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, digest_of, sha256_of, sync_folder, vacate
 from featuremill.kit.text import Progress, counted, listed
 from featuremill.steps.translate import folder as layout
-from featuremill.steps.translate import genes, names
+from featuremill.steps.translate import genes
 from featuremill.steps.translate.chunks import Chunks
 from featuremill.steps.translate.contigs import Fragment, Ids, contigs_in
 from featuremill.steps.translate.folder import Contigs, InputFile, Outputs, Translation
 from featuremill.steps.translate.genetic_code import genetic_code
-from featuremill.steps.translate.options import CODON, settled, typed
+from featuremill.steps.translate.options import (
+    CODON,
+    KINDS,
+    METHODS,
+    OF_SAMPLE,
+    SHEETS,
+    SUMMARY,
+    UNTRANSLATED,
+    settled,
+    typed,
+)
 from featuremill.steps.translate.orfs import Orfs
 
 MOST_NAMED = 5
@@ -48,7 +58,7 @@ def translate(
     options = settled(by, chosen, typed)
     way, program = _way(by, options, elsewhere or folder)
     about: dict[str, Any] = {"by": by, "options": options, "program": program}
-    about["method"] = names.METHODS.get(by, 1)
+    about["method"] = METHODS.get(by, 1)
     if isinstance(inputs, Path):
         done, folder, is_new = _translated_samples(inputs, folder, about, way, elsewhere)
     else:
@@ -68,7 +78,7 @@ def translate(
             "without a fragment: %s, refused: %s; %s has the reasons",
             f"{contigs.without_fragments:,}",
             f"{contigs.refused:,}",
-            folder / names.UNTRANSLATED if done.samples is None else "each sample's own list",
+            folder / UNTRANSLATED if done.samples is None else "each sample's own list",
         )
     if not done.fragments:
         log.warning("there is no fragment: %s.", way.why_none)
@@ -99,7 +109,7 @@ def _translated(
         source.check(path)
     layout.check(folder, paths)
     about = {**about, "inputs": _inputs(paths)}
-    done = Translation.find(folder / names.SUMMARY)
+    done = Translation.find(folder / SUMMARY)
     if done and done.is_of(about) and not any(done.damaged(folder)):
         return _Result(done, folder, False)
     folder = elsewhere or folder
@@ -115,7 +125,7 @@ def _translated(
             residues=outputs.num_residues,
             files=outputs.sha256,
         )
-        done.write(folder / names.SUMMARY, not of_sample)
+        done.write(folder / SUMMARY, not of_sample)
     return _Result(done, folder, True)
 
 
@@ -131,7 +141,7 @@ def _translated_samples(
     every = dict.fromkeys(chain.from_iterable(files.values()))
     layout.check(folder, [path, *every])
     known = sheet.about[samples.SAMPLE]
-    inside = [f"{names.OF_SAMPLE}{sample}" for sample in known]
+    inside = [f"{OF_SAMPLE}{sample}" for sample in known]
     progress = Progress(log, "translating", "samples")
     translations: list[_Result] = []
     with layout.locked(elsewhere or folder):
@@ -140,8 +150,8 @@ def _translated_samples(
             translations.append(_translated(files[number], folder / name, about, way, there, True))
             progress.at(number + 1, len(known))
         folder = elsewhere or folder
-        vacate(folder / names.SUMMARY)
-        layout.remove_others(folder, {*inside, *names.SHEETS.values()})
+        vacate(folder / SUMMARY)
+        layout.remove_others(folder, {*inside, *SHEETS.values()})
         summaries = [each.summary for each in translations]
         contigs = Contigs(
             **{
@@ -152,11 +162,11 @@ def _translated_samples(
         if not contigs.with_fragments:
             raise UserError(
                 f"{path}: no sample has a fragment ({contigs.refused:,} of "
-                f"{counted(contigs.read, 'contig')} refused; {names.UNTRANSLATED} of each sample "
+                f"{counted(contigs.read, 'contig')} refused; {UNTRANSLATED} of each sample "
                 "has the reasons); check the files that this sheet names."
             )
         digests = {
-            f"{name}/{names.SUMMARY}": sha256_of(each.folder / names.SUMMARY)
+            f"{name}/{SUMMARY}": sha256_of(each.folder / SUMMARY)
             for name, each in zip(inside, translations, strict=True)
         }
         digests |= _write_sheets(folder, sheet.about, translations)
@@ -172,7 +182,7 @@ def _translated_samples(
             samples=list(known),
         )
         sync_folder(folder)
-        done.write(folder / names.SUMMARY)
+        done.write(folder / SUMMARY)
     return _Result(done, folder, any(each.is_new for each in translations))
 
 
@@ -193,8 +203,8 @@ def _write_sheets(
             ", ".join([*without[:MOST_NAMED], *(["…"] if without[MOST_NAMED:] else [])]),
         )
     digests: dict[str, str] = {}
-    for kind, name in names.SHEETS.items():
-        file = names.KINDS[kind]
+    for kind, name in SHEETS.items():
+        file = KINDS[kind]
         columns = {key: [each[number] for number in with_fragments] for key, each in about.items()}
         columns[layout.FILE] = [
             str(translations[number].folder / file) for number in with_fragments

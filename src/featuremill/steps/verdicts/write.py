@@ -14,7 +14,7 @@ from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads.card import IS_SEEN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import untranslated, whole
-from featuremill.steps.translate.names import SUMMARY
+from featuremill.steps.translate.options import SUMMARY
 from featuremill.steps.verdicts import page
 from featuremill.steps.verdicts.contigs import (
     Counts,

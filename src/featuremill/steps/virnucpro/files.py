@@ -41,7 +41,7 @@ from featuremill.steps.heads.computed import LAYOUTS, Layout
 from featuremill.steps.heads.joined import CHOOSING
 from featuremill.steps.heads.predict import missing_of
 from featuremill.steps.translate.folder import untranslated, whole
-from featuremill.steps.translate.names import FRAGMENTS, NUCLEOTIDES, PROTEINS
+from featuremill.steps.translate.options import FRAGMENTS, NUCLEOTIDES, PROTEINS
 from featuremill.steps.verdicts.predictions import Predictions, open_predictions, scored
 from featuremill.steps.virnucpro import CUTS, FAILED, HIGHEST, RESULTS
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.inputs import regions, sequences, spelled
-from featuremill.inputs.letters import maker
-from featuremill.inputs.payloads import Parts, alike, parts_of
+from featuremill.inputs.letters import Parts, alike, maker, parts_of
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featuremill.inputs.payloads import Parts, parts_of
+from featuremill.inputs.letters import Parts, parts_of
 from featuremill.workload import Record
 
 if TYPE_CHECKING:

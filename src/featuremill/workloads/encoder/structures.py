@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.inputs import TableOptions, residues, spelled
-from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, maker, show_at
-from featuremill.inputs.payloads import Parts, parts_of
+from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, Parts, maker, parts_of, show_at
 from featuremill.kit import reasons
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import Matcher

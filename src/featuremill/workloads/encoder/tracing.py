@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from featuremill.inputs.payloads import parts_of
+from featuremill.inputs.letters import parts_of
 from featuremill.workloads.encoder import joined
 
 if TYPE_CHECKING:

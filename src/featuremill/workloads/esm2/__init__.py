@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.inputs import proteins, regions
-from featuremill.inputs.payloads import alike, parts_of
+from featuremill.inputs.letters import alike, parts_of
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, loading, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
