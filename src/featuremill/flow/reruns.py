@@ -20,7 +20,9 @@ from featuremill.config import Run, products
 from featuremill.config.project import ProjectConfig
 from featuremill.flow import internals
 from featuremill.flow.screen import refusing
+from featuremill.status import outdated
 from featuremill.status.commands import Problem
+from featuremill.status.delivered import reported
 from featuremill.status.reader import RunReader
 from featuremill.store import formats, ours, stored
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
@@ -225,9 +227,14 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
             with contextlib.suppress(OSError):
                 product.note(is_new=False)
     for run in project.runs.values():
+        folder = Results(Path(run.folder))
         if remade & {*run.files}:  # they may get the checksums that are recorded, as plan.json may
-            folder = Results(Path(run.folder))
             internals.compare_times_of([folder.plan, folder.delivery])
+        report = folder.root / "report.html"
+        if outdated.is_newer(report, folder.delivery) and reported(folder) == "older":
+            log.warning(f"{report}: it is of other results. {AGAIN[is_dry]}")
+            if not is_dry:
+                make_older([report])
 
 
 def make_older(paths: Sequence[Path]) -> None:

@@ -167,8 +167,8 @@ def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Return whether `path` exists and has a later modification time than `than`."""
-    return path.exists() and path.stat().st_mtime > than.stat().st_mtime
+    """Return whether both files exist and `path` has a later modification time than `than`."""
+    return path.exists() and than.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
 def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
