@@ -89,13 +89,8 @@ def _run(job, variable, number, num_gpus, uuids):
     given = ",".join(uuid for uuid, _ in held)
     environment = {**os.environ, variable: number, "CUDA_VISIBLE_DEVICES": given}
     with (job / "log").open("w") as log:
-        process = subprocess.Popen(
-            ["/bin/sh", str(job / "script")],
-            env=environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        streams = {"stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(["/bin/sh", str(job / "script")], env=environment, **streams)
         (job / "group").write_text(str(process.pid))
         (job / "state").write_text("RUN")
         status = process.wait()

@@ -1,12 +1,11 @@
 """What can be wrong with a run's own files and with weights, and what each verb answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from featuremill.store.receipt import Receipt
@@ -27,7 +26,7 @@ class Damage:
     the verbs that are asked."""
 
     name: str
-    harm: Callable[[Results], None]
+    harm: Callable[[Results], object]
     merge: Answer | None = None
     extract: Answer | None = None
     """Of the first shard, without its part."""
@@ -39,58 +38,26 @@ class Damage:
     """What only `status --verify` finds, by this name."""
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self):
         """The answers that there are, by verb."""
         asked = {verb: getattr(self, verb) for verb in ("merge", "extract", "plan", "report")}
         return {verb: answer for verb, answer in asked.items() if answer is not None}
 
 
-def plan_of(run: Results) -> Path:
-    return run.plan
-
-
-def shard_of(run: Results) -> Path:
+def shard_of(run):
     return run.shard(_first(run)[1])
 
 
-def part_of(run: Results) -> Path:
+def part_of(run):
     return run.part(*_first(run))
 
 
-def receipt_of(run: Results) -> Path:
+def receipt_of(run):
     return run.receipt(*_first(run))
 
 
-def log_of(run: Results) -> Path:
+def log_of(run):
     return run.journal(*_first(run)).with_suffix(".log")
-
-
-def manifest_of(run: Results) -> Path:
-    return run.records
-
-
-def input_of(run: Results) -> Path:
-    return run.root.parents[1] / "in.fa"
-
-
-def results_of(run: Results) -> Path:
-    return run.root / "manifest.json"
-
-
-def vectors_of(run: Results) -> Path:
-    return run.root / "embeddings.parquet"
-
-
-def array_of(run: Results) -> Path:
-    return run.root / "embeddings.npy"
-
-
-def failed_of(run: Results) -> Path:
-    return run.root / "failed.tsv"
-
-
-def last_plan_of(run: Results) -> Path:
-    return run.store / "plan.json"
 
 
 class OfShard(Results):
@@ -99,26 +66,36 @@ class OfShard(Results):
     number: int = 0
 
     @classmethod
-    def numbered(cls, run: Results, number: int) -> OfShard:
+    def numbered(cls, run, number):
         one = cls(run.root)
         one.number = number
         return one
 
 
-def _first(run: Results) -> tuple[str, str]:
+def _first(run):
     receipts = sorted(run.root.glob("receipts/*/*.json"))
     receipt = receipts[run.number if isinstance(run, OfShard) else 0]
     return receipt.parent.name, receipt.stem
 
 
 Place = Callable[[Results], Path]
-Harm = Callable[[Results], None]
+Harm = Callable[[Results], object]
 
 
-def written(place: Place, content: bytes) -> Harm:
+def _of_run(name):
+    return lambda run: run.root / name
+
+
+plan_of, last_plan_of = _of_run("plan.json"), _of_run("store/plan.json")
+manifest_of, results_of = _of_run("records.parquet"), _of_run("manifest.json")
+vectors_of, array_of = _of_run("embeddings.parquet"), _of_run("embeddings.npy")
+failed_of, input_of = _of_run("failed.tsv"), _of_run("../../in.fa")
+
+
+def written(place, content):
     """Return what puts `content` in place of the file."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         path = place(run)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -126,31 +103,27 @@ def written(place: Place, content: bytes) -> Harm:
     return harm
 
 
-def gone(place: Place) -> Harm:
+def gone(place):
     return lambda run: place(run).unlink()
 
 
-def cut(place: Place, share: float = 0.6, less: int = 0) -> Harm:
-    def harm(run: Results) -> None:
+def cut(place, share=0.6, less=0):
+    def harm(run):
         path = place(run)
         os.truncate(path, int(path.stat().st_size * share) - less)
 
     return harm
 
 
-def appended(place: Place) -> Harm:
-    def harm(run: Results) -> None:
-        with place(run).open("ab") as file:
-            file.write(b"A\n")
-
-    return harm
+def appended(place):
+    return lambda run: place(run).write_bytes(place(run).read_bytes() + b"A\n")
 
 
-def flipped(place: Place, share: float) -> Harm:
+def flipped(place, share):
     """Return what changes one bit, at this share of the file's length, and nothing that a quick
     look sees."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         times = place(run).stat()
         content = bytearray(place(run).read_bytes())
         content[int(len(content) * share)] ^= 0x10
@@ -160,10 +133,10 @@ def flipped(place: Place, share: float) -> Harm:
     return harm
 
 
-def edited(place: Place, seconds: float) -> Harm:
+def edited(place, seconds):
     """Return what changes one bit so long after the file was written."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         flipped(place, 0.5)(run)
         later = place(run).stat().st_mtime + seconds
         os.utime(place(run), (later, later))
@@ -171,36 +144,30 @@ def edited(place: Place, seconds: float) -> Harm:
     return harm
 
 
-def lies(place: Place, **told: object) -> Harm:
+def lies(place, **told):
     """Return what lets a receipt say something else under a good seal."""
 
-    def harm(run: Results) -> None:
-        Receipt.read(place(run)).model_copy(update=told).write(place(run))
-
-    return harm
+    return lambda run: Receipt.read(place(run)).model_copy(update=told).write(place(run))
 
 
-def moved(place: Place) -> Harm:
+def moved(place):
     """Return what lets a receipt count one good record as failed, under a good seal."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         found = Receipt.read(place(run))
         lies(place, ok=found.ok - 1, failed=found.failed + 1)(run)
 
     return harm
 
 
-def altered(place: Place, **told: object) -> Harm:
+def altered(place, **told):
     """Return what lets a receipt say something else under the seal that it has."""
 
-    def harm(run: Results) -> None:
-        place(run).write_text(json.dumps(json.loads(place(run).read_text()) | told))
-
-    return harm
+    return lambda run: place(run).write_text(json.dumps(json.loads(place(run).read_text()) | told))
 
 
-def replaced(place: Place, old: str, new: str) -> Harm:
-    def harm(run: Results) -> None:
+def replaced(place, old, new):
+    def harm(run):
         text = place(run).read_text("utf-8")
         assert old in text, (place, old)
         place(run).write_text(text.replace(old, new, 1), "utf-8")
@@ -208,17 +175,17 @@ def replaced(place: Place, old: str, new: str) -> Harm:
     return harm
 
 
-def of_another(kind: str) -> Harm:
+def of_another(kind):
     """Return what copies another shard's file over the first one's."""
 
-    def harm(run: Results) -> None:
+    def harm(run):
         first, second, *_ = sorted(run.root.glob(kind))
         shutil.copy(second, first)
 
     return harm
 
 
-def journal_with(lines: str) -> Harm:
+def journal_with(lines):
     return written(log_of, f"featuremill-journal 1 {lines}".encode())
 
 
@@ -234,9 +201,11 @@ NO_MANIFEST = "it is gone; delete plan.json and run it again (featuremill run YO
 RESULTS = "delete manifest.json and run the same command again"
 
 
-def _bad_receipt(name: str, harm: Harm) -> Damage:
-    return Damage(name, harm, merge=(4, RECEIPT), seen="receipt_damaged")
-
+_bad_plan = partial(Damage, merge=(4, PLAN))
+_bad_manifest = partial(Damage, merge=(4, MANIFEST), seen="records_missing")
+_bad_receipt = partial(Damage, merge=(4, RECEIPT), seen="receipt_damaged")
+_bad_part = partial(Damage, merge=(4, PART), verified="part_damaged")
+_bad_results = partial(Damage, report=(4, PLAN), seen="manifest_damaged")
 
 DAMAGES: list[Damage] = [
     Damage(
@@ -245,29 +214,22 @@ DAMAGES: list[Damage] = [
         merge=(2, "there is no plan yet; make one first (featuremill run YOUR.yaml)"),
         extract=(2, "there is no plan yet"),
     ),
-    Damage("empty plan", written(plan_of, b""), merge=(4, PLAN), extract=(4, PLAN)),
-    Damage("plan of zeros", written(plan_of, bytes(900)), merge=(4, PLAN)),
-    Damage("plan is a pickle", written(plan_of, GARBAGE), merge=(4, PLAN)),
-    Damage("plan is a list", written(plan_of, b"[]"), merge=(4, PLAN)),
-    Damage("plan nested deeply", written(plan_of, b"[" * 99_999), merge=(4, PLAN)),
-    Damage("plan cut", cut(plan_of), merge=(4, PLAN), extract=(4, PLAN)),
-    Damage("plan's recipe", replaced(plan_of, '"recipe": "', '"recipe": "0'), merge=(4, PLAN)),
-    Damage("plan's counts", replaced(plan_of, '"input": ', '"input": 1'), merge=(4, PLAN)),
-    Damage("plan's key", replaced(plan_of, '"shards"', '"shardz"'), merge=(4, PLAN)),
-    Damage("plan's rows", replaced(plan_of, '"records": ', '"records": 1'), merge=(4, PLAN)),
-    Damage("plan's notes", replaced(plan_of, '"notes"', '"nots"'), merge=(4, PLAN)),
-    Damage("no manifest", gone(manifest_of), merge=(4, NO_MANIFEST), seen="records_missing"),
-    Damage(
-        "empty manifest", written(manifest_of, b""), merge=(4, MANIFEST), seen="records_missing"
-    ),
-    Damage("manifest cut", cut(manifest_of), merge=(4, MANIFEST), seen="records_missing"),
+    _bad_plan("empty plan", written(plan_of, b""), extract=(4, PLAN)),
+    _bad_plan("plan of zeros", written(plan_of, bytes(900))),
+    _bad_plan("plan is a pickle", written(plan_of, GARBAGE)),
+    _bad_plan("plan is a list", written(plan_of, b"[]")),
+    _bad_plan("plan nested deeply", written(plan_of, b"[" * 99_999)),
+    _bad_plan("plan cut", cut(plan_of), extract=(4, PLAN)),
+    _bad_plan("plan's recipe", replaced(plan_of, '"recipe": "', '"recipe": "0')),
+    _bad_plan("plan's counts", replaced(plan_of, '"input": ', '"input": 1')),
+    _bad_plan("plan's key", replaced(plan_of, '"shards"', '"shardz"')),
+    _bad_plan("plan's rows", replaced(plan_of, '"records": ', '"records": 1')),
+    _bad_plan("plan's notes", replaced(plan_of, '"notes"', '"nots"')),
+    _bad_manifest("no manifest", gone(manifest_of), merge=(4, NO_MANIFEST)),
+    _bad_manifest("empty manifest", written(manifest_of, b"")),
+    _bad_manifest("manifest cut", cut(manifest_of)),
     *(
-        Damage(
-            f"manifest's {where}",
-            flipped(manifest_of, share),
-            merge=(4, MANIFEST),
-            seen="records_missing",
-        )
+        _bad_manifest(f"manifest's {where}", flipped(manifest_of, share))
         for where, share in (("first bytes", 0.01), ("pages", 0.3), ("footer", 0.9))
     ),
     Damage("no receipt", gone(receipt_of), merge=(4, NO_RECEIPT)),
@@ -284,25 +246,14 @@ DAMAGES: list[Damage] = [
     Damage("another digest, sealed", lies(receipt_of, part="0" * 32), merge=(4, PART)),
     Damage("other counts, sealed", moved(receipt_of), merge=(4, PART)),
     Damage("no part", gone(part_of), merge=(4, PART), seen="part_missing"),
-    Damage("empty part", written(part_of, b""), merge=(4, PART), verified="part_damaged"),
-    Damage(
-        "part of zeros", written(part_of, bytes(5000)), merge=(4, PART), verified="part_damaged"
-    ),
-    Damage("part cut", cut(part_of), merge=(4, PART), verified="part_damaged"),
-    Damage(
-        "part without its end", cut(part_of, 1.0, less=8), merge=(4, PART), verified="part_damaged"
-    ),
-    Damage(
-        "part cut by a byte", cut(part_of, 1.0, less=1), merge=(4, PART), verified="part_damaged"
-    ),
-    Damage("part's schema", flipped(part_of, 0.05), merge=(4, PART), verified="part_damaged"),
-    Damage("part's rows", flipped(part_of, 0.7), merge=(4, PART), verified="part_damaged"),
-    Damage(
-        "part of another",
-        of_another("store/parts/*/*.arrows"),
-        merge=(4, PART),
-        verified="part_damaged",
-    ),
+    _bad_part("empty part", written(part_of, b"")),
+    _bad_part("part of zeros", written(part_of, bytes(5000))),
+    _bad_part("part cut", cut(part_of)),
+    _bad_part("part without its end", cut(part_of, 1.0, less=8)),
+    _bad_part("part cut by a byte", cut(part_of, 1.0, less=1)),
+    _bad_part("part's schema", flipped(part_of, 0.05)),
+    _bad_part("part's rows", flipped(part_of, 0.7)),
+    _bad_part("part of another", of_another("store/parts/*/*.arrows")),
     Damage("no shard", gone(shard_of), extract=(2, "this shard is gone; run"), plan=MENDED),
     Damage("empty shard", written(shard_of, b""), extract=(4, SHARD), plan=MENDED),
     Damage("shard cut", cut(shard_of), extract=(4, SHARD), plan=MENDED),
@@ -320,18 +271,11 @@ DAMAGES: list[Damage] = [
     Damage("log that condemns", journal_with("9\nstrike 99\nstrike 99\n"), extract=MENDED),
     Damage("log of bytes that are not", journal_with("9\ncommit 999 00\n"), extract=MENDED),
     Damage(
-        "no results",
-        gone(results_of),
-        report=(2, "make them first (featuremill run YOUR.yaml)"),
+        "no results", gone(results_of), report=(2, "make them first (featuremill run YOUR.yaml)")
     ),
-    Damage("empty results", written(results_of, b""), report=(4, PLAN), seen="manifest_damaged"),
-    Damage("results cut", cut(results_of), report=(4, PLAN), seen="manifest_damaged"),
-    Damage(
-        "results are a list",
-        written(results_of, b"[]"),
-        report=(4, PLAN),
-        seen="manifest_damaged",
-    ),
+    _bad_results("empty results", written(results_of, b"")),
+    _bad_results("results cut", cut(results_of)),
+    _bad_results("results are a list", written(results_of, b"[]")),
     Damage("results' key", replaced(results_of, '"receipts"', '"receiptz"'), report=(4, PLAN)),
     Damage("vectors cut", cut(vectors_of), report=(4, RESULTS), seen="output_damaged"),
     Damage("vectors empty", written(vectors_of, b""), report=(4, RESULTS), seen="output_damaged"),
@@ -347,23 +291,23 @@ DAMAGES: list[Damage] = [
 ]
 
 
-def damage_of(name: str) -> Damage:
+def damage_of(name):
     (found,) = (damage for damage in DAMAGES if damage.name == name)
     return found
 
 
-def config_beside(text: str) -> Callable[[Path, bytes], Path]:
+def config_beside(text):
     """Return a maker of good weights beside a Hugging Face config with this text."""
 
-    def make(folder: Path, good: bytes) -> Path:
+    def make(folder, good):
         (folder / "config.json").write_bytes(text.encode("latin-1"))
         return weights_of(good)(folder, good)
 
     return make
 
 
-def weights_of(content: bytes | None, name: str = "w.safetensors") -> Callable[[Path, bytes], Path]:
-    def make(folder: Path, good: bytes) -> Path:
+def weights_of(content, name="w.safetensors"):
+    def make(folder, good):
         path = folder / name
         path.write_bytes(good if content is None else content)
         return path
@@ -371,18 +315,18 @@ def weights_of(content: bytes | None, name: str = "w.safetensors") -> Callable[[
     return make
 
 
-def header_with(old: bytes, new: bytes) -> Callable[[Path, bytes], Path]:
+def header_with(old, new):
     """Return a maker of safetensors in whose header something stands for something else."""
     assert len(old) == len(new)
 
-    def make(folder: Path, good: bytes) -> Path:
+    def make(folder, good):
         assert old in good
         return weights_of(good.replace(old, new, 1))(folder, good)
 
     return make
 
 
-def first_part(share: float, name: str = "w.safetensors") -> Callable[[Path, bytes], Path]:
+def first_part(share, name="w.safetensors"):
     return lambda folder, good: weights_of(good[: int(len(good) * share)], name)(folder, good)
 
 
@@ -400,12 +344,8 @@ TOLD = {
     '{"num_layers": "1", "embed_dim": "8"}}': "is not what featuremill weights wrote",
 }
 """Contents of weights/<name>.json that cannot be used, and a part of the answer."""
-ESM = {
-    "model_type": "esm",
-    "position_embedding_type": "rotary",
-    "layer_norm_eps": 1e-5,
-    "token_dropout": True,
-}
+ESM = {"model_type": "esm", "position_embedding_type": "rotary", "layer_norm_eps": 1e-5}
+ESM |= {"token_dropout": True}
 WEIGHTS: dict[str, tuple[Callable[[Path, bytes], Path], str]] = {
     "empty": (weights_of(b""), "it is empty"),
     "empty pt": (weights_of(b"", "w.pt"), "it is empty"),

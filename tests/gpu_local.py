@@ -43,16 +43,11 @@ class Machine:
     def start(self, *words, variables=(), **more):
         """Start Snakemake; what it prints is in a file."""
         log = self.folder / f"log{len(self._started)}"
+        words = [*self.prefix, self.interpreter, "-m", "snakemake", *OPTIONS, *map(str, words)]
+        more |= {"cwd": self.folder, "env": {**self.leases.environment, **dict(variables)}}
+        more |= {"stderr": subprocess.STDOUT, "start_new_session": True}
         with log.open("w") as file:
-            process = forks.Forked(
-                [*self.prefix, self.interpreter, "-m", "snakemake", *OPTIONS, *map(str, words)],
-                cwd=self.folder,
-                env={**self.leases.environment, **dict(variables)},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                **more,
-            )
+            process = forks.Forked(words, stdout=file, **more)
         process.log = log
         self._started.append(process)
         return process
@@ -81,13 +76,8 @@ def gpu_lease(leases, *words, **more):
     """Run the command gpu-lease; return its status and what it printed."""
     code = "import sys; from snakemake_executor_plugin_gpu_local.gpu_lease import main\n"
     code += "sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        env=leases.environment,
-        capture_output=True,
-        text=True,
-        **more,
-    )
+    words = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(words, env=leases.environment, capture_output=True, text=True, **more)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -125,6 +125,11 @@ class Node:
         new.write_text(text + "".join(gpu.text() for gpu in self.gpus))
         new.rename(self._state)
 
+    def change(self, index, **facts):
+        """Let every process see other facts of a GPU."""
+        vars(self.gpus[index]).update(facts)
+        self.write()
+
     def run_on(self, device, pid, mb=1000):
         """Let process `pid` hold memory on the device with this UUID for as long as it lives."""
         file = self._processes / device / str(pid)

@@ -2,8 +2,9 @@
 
 import json
 import math
+from pathlib import Path
 
-from featuremill.store.files import seal_of, sealed, write_json
+from featuremill.store.files import seal_of, sealed, sha256_of, write_json
 
 SNAKEMAKE_SECONDS_A_JOB = 0.06
 """Of its main process, during which it starts no other job: `python -m bench.scale --records 50000
@@ -18,22 +19,18 @@ def plan_json(shards=(), **given):
     counts = {"input": 1, "refused": 0, "duplicate": 0, "planned": 1, "unique": 1}
     settings = {"workload": "composition", "version": "1", "options": {}, "weights_sha256": None}
     shard = {"shard": "s", "records": 1, "wanted": 1, "cost": 1, "bytes": 1}
-    return {
+    about = {
         "version": 1,
         "run": "test",
-        "workload": "composition",
-        "workload_version": "1",
-        "cost_unit": "residues",
         "recipe": "r",
-        "execution": {},
-        "device": "cpu",
-        "gpus": 1,
-        "weights": None,
-        "inputs": [],
-        "notes": {},
-        "refusals": {},
-        "lengths": {"total": 1, "longest": 1},
         "records_sha256": "",
+        "cost_unit": "residues",
+    }
+    about |= {"workload": "composition", "workload_version": "1", "weights": None, "inputs": []}
+    about |= {"execution": {}, "device": "cpu", "gpus": 1, "notes": {}, "refusals": {}}
+    return {
+        **about,
+        "lengths": {"total": 1, "longest": 1},
         **given,
         "settings": settings | given.get("settings", {}),
         "counts": counts | given.get("counts", {}),
@@ -43,19 +40,10 @@ def plan_json(shards=(), **given):
 
 def receipt_json(**given):
     """Return what a receipt says."""
-    return {
-        "version": 2,
-        "shard": "s",
-        "recipe": "r",
-        "part": "",
-        "rows": 1,
-        "ok": 1,
-        "failed": 0,
-        "cost": 1,
-        "seconds": {"compute": 1.0, "total": 1.0, "wait": 0.0},
-        "devices": [{"kind": "cpu", "uuid": "x", "name": "a CPU"}],
-        **given,
-    }
+    about = {"version": 2, "shard": "s", "recipe": "r", "part": ""}
+    about |= {"rows": 1, "ok": 1, "failed": 0, "cost": 1}
+    about["seconds"] = {"compute": 1.0, "total": 1.0, "wait": 0.0}
+    return {**about, "devices": [{"kind": "cpu", "uuid": "x", "name": "a CPU"}], **given}
 
 
 def delivery_json(**given):
@@ -69,12 +57,13 @@ def delivery_json(**given):
 
 def write_weights(path, file="gone.safetensors", num_bytes=0, layers=33, width=1280):
     """Write weights/<name>.json at `path`, of weights in `file`."""
+    file = Path(file)
     about = {
         "version": 1,
         "name": path.stem,
         "path": str(file),
         "bytes": num_bytes,
-        "sha256": "0" * 64,
+        "sha256": sha256_of(file) if file.is_file() else "0" * 64,
         "metadata": {
             "num_layers": str(layers),
             "embed_dim": str(width),

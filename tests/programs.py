@@ -5,6 +5,8 @@ They are forked (forks.py), unless a test has another setting of C libraries or 
 
 import contextlib
 import copy
+import csv
+import fcntl
 import json
 import os
 import random
@@ -23,7 +25,9 @@ import forks
 import pytest
 import yaml
 
+from featuremill.__main__ import main
 from featuremill.contract import WorkloadContract
+from featuremill.merge.command import merge
 from featuremill.store.results import Results
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +84,14 @@ def written(config):
     return str(path)
 
 
+@contextlib.contextmanager
+def edited(path):
+    """Have what a JSON file says changed: `with edited(path) as told:`."""
+    told = json.loads(path.read_text())
+    yield told
+    path.write_text(json.dumps(told))
+
+
 def random_records(count, seed=0):
     rng = random.Random(seed)
     return [
@@ -89,6 +101,24 @@ def random_records(count, seed=0):
 
 def fasta(records):
     return "".join(f">{id}\n{sequence}\n" for id, sequence in records)
+
+
+def sentence_of(capfd, *words, status=2):
+    """Run a command in this process; return the one sentence that it ends with."""
+    capfd.readouterr()
+    assert main([*map(str, words)]) == status
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "error: " in line)
+    return line.partition("error: ")[2]
+
+
+def ran(*words, **more):
+    """Run a program to its end; return what it said, as text."""
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, **more)
+
+
+def python(*words, **more):
+    """Run this Python to its end; return what it said, as text."""
+    return ran(sys.executable, *words, **more)
 
 
 def write_fasta(path, records):
@@ -105,8 +135,7 @@ def edit_json(path, **changes):
 
 def printed_by(code, *words, **more):
     """Return what a new Python prints that runs `code` to its end; nothing here is known to it."""
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, **more)
+    done = python("-c", textwrap.dedent(code), *words, **more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -168,6 +197,12 @@ class Desk:
         assert "Traceback" not in said.text or status not in (0, 2), said.text
         return said
 
+    def compute(self, config, *words, status=0):
+        """Write a config and compute its run; return what was said."""
+        (self.folder / "my.yaml").write_text(json.dumps(config))
+        words = ("run", "my.yaml", "--cores", "2", *words)
+        return self.type("featuremill", *words, status=status).text
+
 
 def _read(file):
     file.seek(0)
@@ -191,23 +226,30 @@ class Verbs(Desk):
 
     def plan(self, records, workload="composition", options=None, cost=1000, more=(), **config):
         (self.folder / "in.fa").write_text(fasta(records))
-        config = {
-            "run": "test",
-            "inputs": ["in.fa"],
-            "workload": workload,
-            "options": options or {},
-            "shards": {"cost": cost},
-            "device": "cpu",
-            **config,
-        }
-        self("plan", self.run_folder.root, "--config", written(config), *more)
+        about = {"run": "test", "inputs": ["in.fa"], "workload": workload, "device": "cpu"}
+        about |= {"options": options or {}, "shards": {"cost": cost}, **config}
+        self("plan", self.run_folder.root, "--config", written(about), *more)
         return json.loads(self.run_folder.plan.read_text())
+
+    def finish(self, records, *outputs, max_failed=0, **config):
+        """Compute records and write outputs; return the plan."""
+        plan = self.plan(records, **config)
+        self.extract(plan)
+        words = ("--outputs", *outputs, "--max-failed", max_failed)
+        self("merge", self.run_folder.root, *words)
+        return plan
 
     def extract(self, plan, status=0, *more):
         said = ""
         for shard in plan["shards"]:
             said += self("extract", self.run_folder.root, shard["shard"], *more, status=status)
         return said
+
+    def merged(self, records, *planned, outputs=("parquet",), **config):
+        """Plan, extract and merge these records, of which any may fail; return the results."""
+        self.extract(self.plan(records, *planned, **config))
+        merge(self.run_folder, [*outputs], len(records))
+        return self.run_folder.root
 
     def receipts(self, plan):
         paths = [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]
@@ -271,15 +313,14 @@ class Workflow(Desk):
         (self.folder / "in.fa").write_text(fasta(described))
 
     def configure(self, **options):
-        config = {
-            "run": "test",
-            "inputs": "in.fa",
-            "workload": "poison",
-            "options": {**self.options, **options},
-            "shards": {"cost": 50},
-            "device": "cpu",
-        }
+        config = {"run": "test", "inputs": "in.fa", "workload": "poison", "device": "cpu"}
+        config |= {"options": {**self.options, **options}, "shards": {"cost": 50}}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def ask(self, **config):
+        """Write keys of the config anew."""
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | config))
 
     def words(self, *arguments, snakefile=ROOT / "Snakefile"):
         """Return what is typed to compute the run."""
@@ -313,3 +354,35 @@ class Workflow(Desk):
 
     def counts(self):
         return json.loads((self.run_folder.root / "manifest.json").read_text())["counts"]
+
+
+def rows_of(path, **more):
+    """Return the rows of a table with tabs."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", **more))
+
+
+def write_samples(folder, of_sample, **others):
+    """Write a file a sample, and samples.tsv that names them; return what plan is asked then."""
+    rows = ["\t".join(["sample", "file", *others])]
+    for sample, records in of_sample.items():
+        (folder / f"{sample}.fa").write_text(fasta(records))
+        rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
+    (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
+    return {"samples": "samples.tsv", "inputs": [], "more": ("--threads", "1")}
+
+
+@contextlib.contextmanager
+def holding(lock):
+    """Hold a lock as its owner would."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def flip(path):
+    """Damage a byte in the middle of a file, which may be read-only."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)

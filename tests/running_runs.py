@@ -15,16 +15,20 @@ import platform
 import time
 
 import pyarrow as pa
+from plans import plan_json
 
 from featuremill.store import journal, lock_holder
 from featuremill.store.files import as_text, sealed
-from featuremill.store.plan import Counts, Lengths, Plan, PlannedShard, Settings
+from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 
 HERE = platform.node()
 RECIPE = "c0ffee" * 5 + "00"
 COST, RECORDS = 1000, 100
+ABOUT = {"recipe": RECIPE, "workload": "poison", "device": "auto"}
+ABOUT |= {"settings": {"workload": "poison"}}
+OF_RECIPE = ("store/parts", "store/journals", "receipts")
 A, B, C = ({"kind": "cuda", "uuid": f"GPU-{x}000-00", "name": "NVIDIA L4"} for x in "abc")
 
 
@@ -41,34 +45,13 @@ class RunningRun:
         self.folder = Results(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
         records = RECORDS * num_shards
-        self.plan = Plan(
-            run="test",
-            workload="poison",
-            workload_version="1",
-            cost_unit="residues",
-            recipe=RECIPE,
-            settings=Settings(workload="poison", version="1", options={}, weights_sha256=None),
-            device="auto",
-            gpus=1,
-            weights=None,
-            inputs=[],
-            counts=Counts(input=records, refused=0, duplicate=0, planned=records, unique=records),
-            refusals={},
-            lengths=Lengths(total=10 * records, longest=10),
-            records_sha256="",
-            shards=[
-                PlannedShard(shard=name, records=RECORDS, wanted=RECORDS, cost=COST, bytes=8)
-                for name in self.names
-            ],
-        )
-        store = self.folder.store
-        for path in (
-            store / "shards",
-            store / "parts" / RECIPE,
-            store / "journals" / RECIPE,
-            self.folder.root / "receipts" / RECIPE,
-        ):
-            path.mkdir(parents=True)
+        shard = {"records": RECORDS, "wanted": RECORDS, "cost": COST, "bytes": 8}
+        counts = dict.fromkeys(("input", "planned", "unique"), records)
+        counts = {"counts": counts, "lengths": {"total": 10 * records, "longest": 10}}
+        told = plan_json([{"shard": name, **shard} for name in self.names], **counts, **ABOUT)
+        self.plan = Plan.model_validate_json(json.dumps(told))
+        for place in ("store/shards", *(f"{of}/{RECIPE}" for of in OF_RECIPE)):
+            (self.folder.root / place).mkdir(parents=True)
         for name in self.names:
             self.folder.shard(name).write_bytes(b"records!")
         self.plan.write(self.folder.plan)
@@ -80,16 +63,11 @@ class RunningRun:
         part = self.folder.part(RECIPE, name)
         part.write_bytes(_part(failed) if failed else b"")
         finished = datetime.datetime.fromtimestamp(self.now - ago, datetime.UTC)
+        counts = {"rows": RECORDS, "ok": RECORDS - len(failed), "failed": len(failed), "cost": COST}
+        about = {"shard": name, "recipe": RECIPE, "part": "", "batches": 10, "resumed_batches": 0}
         receipt = Receipt(
-            shard=name,
-            recipe=RECIPE,
-            part="",
-            rows=RECORDS,
-            ok=RECORDS - len(failed),
-            failed=len(failed),
-            batches=10,
-            resumed_batches=0,
-            cost=COST,
+            **counts,
+            **about,
             seconds={"total": seconds, "wait": 0.0, "compute": seconds - 10},
             devices=[UsedDevice(**device)],
             host=host,
@@ -97,9 +75,8 @@ class RunningRun:
         )
         self.journal(number).with_suffix(".lock").touch()
         for path in (part.with_suffix(".json"), self.folder.receipt(RECIPE, name)):
-            path.write_text(
-                as_text(sealed(receipt.as_json()))
-            )  # thousands of syncs would take a minute
+            # Thousands of syncs would take a minute.
+            path.write_text(as_text(sealed(receipt.as_json())))
 
     def journal(self, number):
         """Return the journal's data file of a shard."""
@@ -114,11 +91,9 @@ def _part(failed):
     """Return a part whose first records failed for these reasons."""
     reasons = [*failed, *[None] * (RECORDS - len(failed))]
     schema = journal.part_schema(pa.schema({}))
-    rows = {
-        "sha256": [bytes([row]) * 32 for row in range(RECORDS)],
-        "status": ["failed" if reason else "ok" for reason in reasons],
-        "reason": reasons,
-    }
+    digests = [bytes([row]) * 32 for row in range(RECORDS)]
+    status = ["failed" if reason else "ok" for reason in reasons]
+    rows = {"sha256": digests, "status": status, "reason": reasons}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.table(rows, schema=schema))
@@ -156,10 +131,9 @@ class RunningJob:
     def write(self, event, **facts):
         """Append a line."""
         if self._says:
+            line = json.dumps({"event": event, "time": self.clock, **facts})
             with self.path.open("ab", buffering=0) as file:
-                file.write(
-                    json.dumps({"event": event, "time": self.clock, **facts}).encode() + b"\n"
-                )
+                file.write(f"{line}\n".encode())
 
     def sample(self, cost_done, seconds=10.0, **more):
         """Let so many seconds pass, by which so much is done."""
@@ -169,19 +143,11 @@ class RunningJob:
         self.clock += seconds
         self.cost_done = cost_done
         values = {"utilisation": 91, "memory_mb": 20_480, "power_w": 70.4, "temperature_c": 64}
-        self.write(
-            "sample",
-            **{
-                "stage": "run",
-                "rows_done": cost_done * RECORDS // COST,
-                "rows_failed": 0,
-                "cost_done": cost_done,
-                "cost_left": COST - cost_done,
-                "devices": [{"uuid": self.device["uuid"], **values}],
-                "process": {"cpu_percent": 99.0, "memory_mb": 2048.0},
-                **more,
-            },
-        )
+        about = {"stage": "run", "rows_done": cost_done * RECORDS // COST, "rows_failed": 0}
+        about |= {"cost_done": cost_done, "cost_left": COST - cost_done}
+        about["devices"] = [{"uuid": self.device["uuid"], **values}]
+        about["process"] = {"cpu_percent": 99.0, "memory_mb": 2048.0}
+        self.write("sample", **about | more)
 
     def end(self, status="ok", message=None):
         """Leave the lock, as whoever ends in order does."""

@@ -21,19 +21,8 @@ import pytest
 CLUSTER = Path(__file__).with_suffix(".sh")
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge", "iproute2"]
 DATABASE_PACKAGES = ["slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"]
-UNSHARE = [
-    "setpriv",
-    "--pdeathsig",
-    "KILL",
-    "unshare",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--net",
-    "--mount-proc",
-    "--uts",
-]
+UNSHARE = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork"]
+UNSHARE += ["--kill-child", "--net", "--mount-proc", "--uts"]
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
 
@@ -189,9 +178,8 @@ class Cluster:
                 gres += f"NodeName={name} Name=gpu{model} File=/run/dev/nvidia{index}\n"
         (etc / "slurm.conf").write_text(text + self._more_conf)
         (etc / "gres.conf").write_text(gres)
-        (etc / "cgroup.conf").write_text(
-            CGROUP_CONF.format(devices="yes" if self._cgroups else "no")
-        )
+        devices = "yes" if self._cgroups else "no"
+        (etc / "cgroup.conf").write_text(CGROUP_CONF.format(devices=devices))
         database = etc / "slurmdbd.conf"
         database.write_text(SLURMDBD_CONF.format(folder=self.folder))
         database.chmod(0o600)
@@ -232,17 +220,14 @@ class Cluster:
         for name in GPU_VARIABLES:
             variables.pop(name, None)
         inside = ["nsenter", "-t", str(child_of(self._init.pid)), "-m", "-p", "-n", "-u"]
-        place = ["env", "-C", str(cwd or Path.cwd())]
-        return subprocess.Popen(
-            [*inside, *place, *map(str, command)], env=variables, text=True, **more
-        )
+        words = [*inside, "env", "-C", str(cwd or Path.cwd()), *map(str, command)]
+        return subprocess.Popen(words, env=variables, text=True, **more)
 
     def run(self, *command, timeout=120, status=0, **more):
         """Run a command inside to its end; return what it wrote to standard output. It has to end
         with `status`, unless that is None."""
-        with self.popen(
-            *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more
-        ) as process:
+        more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with self.popen(*command, **more) as process:
             try:
                 output, errors = process.communicate(timeout=timeout)
             except BaseException:
@@ -270,8 +255,7 @@ class Cluster:
         starts = self.run("squeue", "-h", "-j", job, "-O", "RestartCnt", status=None).strip()
         if (job, starts) not in self._hurried:
             self._hurried.add((job, starts))
-            start = "StartTime=now+2"
-            self.run("scontrol", "update", f"JobId={job}", start, status=None)
+            self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2", status=None)
 
     def wait_until(self, condition, seconds=120):
         """Wait until `condition()` is true; return what it returned."""

@@ -132,10 +132,7 @@ def finished(tmp_path_factory, environment):
     """Return the verbs of a whole run of several shards."""
     verbs = Verbs(tmp_path_factory.mktemp("whole"), environment)
     records = [(f"p{n}", "ACDEFGHIKL"[: n % 9 + 1] * (n + 1)) for n in range(40)]
-    plan = verbs.plan(records, cost=1000)
-    assert 2 < len(plan["shards"]) < 6
-    verbs.extract(plan)
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    assert 2 < len(verbs.finish(records, "parquet", cost=1000)["shards"]) < 6
     return verbs
 
 
@@ -190,8 +187,7 @@ def test_broken_weights_are_answered_in_one_sentence(name, tmp_path, capsys):
     output = tmp_path / "weights" / "w.json"
     arguments = ["weights", str(path), "--output", str(output), "--cache", str(tmp_path / "cache")]
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    (sentence,) = [line for line in said.splitlines() if "error:" in line]
+    (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert fragment in sentence and str(tmp_path) in sentence and sentence.endswith(".")
     assert not output.exists() and not list((tmp_path / "cache").rglob("*.safetensors"))
 

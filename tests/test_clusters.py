@@ -53,12 +53,8 @@ def test_the_status_of_the_recipe(tmp_path, environment):
     environment = {**environment, **batch_commands.install(commands)}
 
     def status(job):
-        done = subprocess.run(
-            ["sh", "-c", RECIPE["profiles/pbs/status.sh"], "status.sh", job],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        words = ["sh", "-c", RECIPE["profiles/pbs/status.sh"], "status.sh", job]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -144,12 +144,8 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_its_line(tmp_path, monk
 
 def test_all_mistakes_are_named_at_once(tmp_path):
     lines = refusal(tmp_path, "rnu: a\ndevice: gpu\nmax_failed: -1").splitlines()
-    assert [line.partition(": ")[0] for line in lines] == [
-        "my.yaml",
-        "my.yaml:2",
-        "my.yaml:3",
-        "my.yaml:1",
-    ]
+    places = [line.partition(": ")[0] for line in lines]
+    assert places == ["my.yaml", "my.yaml:2", "my.yaml:3", "my.yaml:1"]
     assert lines[0].startswith("my.yaml: inputs: this is missing; give a list (each entry a text).")
 
 
@@ -232,8 +228,7 @@ def test_shipped_configs_are_valid_and_have_no_idle_setting(path, tmp_path, monk
     raw = yaml.safe_load(path.read_text())
     runs = project.validate(raw).runs.values()
     assert not any(config.without_effect(run) for run in runs)
-    schema = json.loads(SCHEMA.read_text())
-    jsonschema.Draft202012Validator(schema).validate(raw)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(raw)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +268,8 @@ def test_an_option_with_another_key_is_described(mode):
         """Another number."""
 
     properties = Options.model_json_schema(mode=mode)["properties"]
-    assert [field["description"] for field in properties.values()] == [
-        "A number.",
-        "Another number.",
-    ]
+    told = [field["description"] for field in properties.values()]
+    assert told == ["A number.", "Another number."]
 
 
 def sections():
@@ -305,32 +298,20 @@ def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
     folder = ["--folder", str(tmp_path), "--docs", str(tmp_path), "--schemas", str(tmp_path)]
     assert main(["config-docs", *folder]) == 0
     assert main(["config-docs", "--check", *folder]) == 0
-    page = FOLDER.parent / "docs/environment.md"
-    for path in (FOLDER / "README.md", SCHEMA, page):
+    for path in (FOLDER / "README.md", SCHEMA, FOLDER.parent / "docs/environment.md"):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), "run make format"
     (tmp_path / "README.md").write_text("old")
     assert main(["config-docs", "--check", *folder]) == 2
-    assert (
-        "README.md: this differs from the code; run featuremill config-docs"
-        in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "README.md: this differs from the code; run featuremill config-docs" in said
     assert (tmp_path / "README.md").read_text() == "old"
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "a{b}.fa",
-        "{a.b}",
-        "{a, b{2,3}}",
-        "{ a }",
-        "{a,[^{]}",
-        "{a-b}",
-        "{}",
-        "a{",
-        "}{",
-        "{a,{x}}",
-        "{é,.+}",
+        *("a{b}.fa", "{a.b}", "{a, b{2,3}}", "{ a }", "{a,[^{]}", "{a-b}"),
+        *("{}", "a{", "}{", "{a,{x}}", "{é,.+}"),
     ],
 )
 def test_names_in_braces_are_those_that_snakemake_takes_for_wildcards(name):

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import read_sealed, write_sealed
-from programs import Verbs, Workflow, fasta, random_records, written
+from programs import Verbs, Workflow, flip, random_records, write_samples, written
 from test_journal import Disk
 
 import featuremill
@@ -43,13 +43,10 @@ from featuremill.store import delivered, ours, row_order
 from featuremill.store.results import Results
 
 OUTPUTS = ["parquet_dataset"]
+BY_SHARD = {"order": "shard", "outputs": OUTPUTS}
 RECORDS = [
-    ("sp|P1|A_B", "MKVLA"),
-    ("with/slash", "ACDEFGHIK"),
-    ("twin", "MKVLA"),
-    ("refused", "MK*LA"),
-    ("sp|P1|A_B", "MKVLA"),
-    ("ünïcode🧬", "GGG"),
+    *(("sp|P1|A_B", "MKVLA"), ("with/slash", "ACDEFGHIK"), ("twin", "MKVLA")),
+    *(("refused", "MK*LA"), ("sp|P1|A_B", "MKVLA"), ("ünïcode🧬", "GGG")),
     *((f"r{n}", "ACDE" * (n + 1)) for n in range(30)),
     *random_records(60),
 ]
@@ -63,11 +60,10 @@ FAILING = [
 def extracted(tmp_path_factory, environment):
     """Return a run whose shards are all extracted, and whose config asks for rows by shard."""
     verbs = Verbs(tmp_path_factory.mktemp("deliver"), environment)
-    config = {"order": "shard", "outputs": OUTPUTS}
-    plan = verbs.plan(RECORDS, cost=300, **config)
+    plan = verbs.plan(RECORDS, cost=300, **BY_SHARD)
     assert len(plan["shards"]) > 6
     verbs.extract(plan)
-    ask(verbs, config)
+    ask(verbs, BY_SHARD)
     return verbs
 
 
@@ -83,6 +79,13 @@ def run(extracted, tmp_path):
     """Return a copy of that run's folder, to be damaged at will."""
     shutil.copytree(extracted.run_folder.root, tmp_path / "run")
     return Results(tmp_path / "run")
+
+
+@pytest.fixture
+def copied(extracted, tmp_path):
+    """Return verbs on a copy of it in its place."""
+    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
+    return Verbs(tmp_path, extracted.environment)
 
 
 def by_jobs(folder, outputs=OUTPUTS, num_threads=2):
@@ -115,9 +118,7 @@ def compared(folder):
     sequences = (folder.root / "failed.fa").read_text()
     whole = merge(folder, OUTPUTS, 99, order="input")
     pairs = zip(found, rows(folder), strict=True)
-    assert [
-        row["id"] for row, other in pairs if row != other
-    ] == []  # short: a diff of all rows takes minutes
+    assert not [row["id"] for row, other in pairs if row != other]  # a diff of all takes minutes
     assert (folder.root / "failed.tsv").read_text() == lists
     assert (folder.root / "failed.fa").read_text() == sequences
     assert shard.counts == whole.counts
@@ -129,8 +130,7 @@ def test_both_orders_hold_the_same_rows_and_the_input_has_no_trace_of_it(run):
     by_jobs(run)
     found, counts = compared(run)
     assert len(found) == counts.ok == len(dict(RECORDS)) - 1
-    names = {path.name for path in run.store.iterdir()}
-    assert not names & {"delivered", "identities"}
+    assert not {path.name for path in run.store.iterdir()} & {"delivered", "identities"}
     assert not (run.root / "embeddings.ids.npy").exists()
     merged = [set(merge(run, OUTPUTS, 0, order=order).as_json()) for order in ("input", "auto")]
     assert merged[0] == merged[1]
@@ -190,11 +190,9 @@ def test_both_orders_hold_the_same_rows_of_every_kind_of_column(
     """Of the toys, each of whose values tells whose it is; shards of several batches, samples."""
     verbs = Verbs(tmp_path, environment)
     records = [(id, text.replace("W", "V")) for id, text in random_records(60, 8)]
-    sheet = [f"{name}\t{name}.fa" for name in ("b", "a")]
-    (tmp_path / "samples.tsv").write_text("\n".join(["sample\tfile", *sheet]) + "\n")
-    (tmp_path / "b.fa").write_text(fasta([*records[:40], ("twin", records[50][1])]))
-    (tmp_path / "a.fa").write_text(fasta([*records[30:], ("p0", records[1][1])]))
-    config = {"order": "shard", "outputs": OUTPUTS, "samples": "samples.tsv", "inputs": []}
+    of_sample = {"b": [*records[:40], ("twin", records[50][1])]}
+    of_sample |= {"a": [*records[30:], ("p0", records[1][1])]}
+    config = {**BY_SHARD, **write_samples(tmp_path, of_sample)}
     plan = verbs.plan([], workload, options, cost=16, **config)
     verbs.extract(plan)
     folder = verbs.run_folder
@@ -203,8 +201,7 @@ def test_both_orders_hold_the_same_rows_of_every_kind_of_column(
     found, counts = compared(folder)
     assert counts.ok == len(found) == 40 + 1 + 30 + 1
     table = ds.dataset(folder.root / "embeddings", partitioning="hive").to_table()
-    there = {str(type).partition("<")[0] for type in table.schema.types}
-    assert kinds <= there
+    assert kinds <= {str(type).partition("<")[0] for type in table.schema.types}
 
 
 def test_files_are_on_the_disk_before_a_job_says_so(run, monkeypatch):
@@ -212,12 +209,9 @@ def test_files_are_on_the_disk_before_a_job_says_so(run, monkeypatch):
     write = delivered.Delivered.write
 
     def told(self, path, **more):
-        places = [delivered.folder_of(run, shard.key) for shard in self.shards]
-        there.extend(
-            disk.holds(path) == (path.read_bytes() if path.is_file() else True)
-            for place in places
-            for path in (place, *place.iterdir())
-        )
+        for place in (delivered.folder_of(run, shard.key) for shard in self.shards):
+            for made in (place, *place.iterdir()):
+                there.append(disk.holds(made) == (made.read_bytes() if made.is_file() else True))
         write(self, path, **more)
 
     monkeypatch.setattr(delivered.Delivered, "write", told)
@@ -238,9 +232,8 @@ def test_what_results_say_of_versions_is_delivered_anew(run):
         json.loads(json.loads(pq.read_schema(file).metadata[b"featuremill"])["versions"])
         for file in sorted((run.root / "embeddings").iterdir())
     ]
-    assert [about["python"] == "3.0" for about in attributes] == [
-        number == 1 for number in range(len(plan.shards))
-    ]
+    is_of_it = [number == 1 for number in range(len(plan.shards))]
+    assert [about["python"] == "3.0" for about in attributes] == is_of_it
 
 
 def test_what_was_delivered_of_another_part_is_not_known(run):
@@ -278,9 +271,8 @@ def test_rows_by_their_ids(run, tmp_path):
     for id, vector in zip(ids, some["composition"], strict=True):
         assert vector == pytest.approx(composition(dict(RECORDS)[id]))
     assert list(featuremill.load(run.root, ids="twin").index) == ["twin"]
-    assert (
-        some.attrs["workload"] == "composition" and some.attrs["recipe"] == run.read_plan().recipe
-    )
+    recipe = run.read_plan().recipe
+    assert (some.attrs["workload"], some.attrs["recipe"]) == ("composition", recipe)
     with pytest.raises(UserError, match="there is no record 'refused', 'nobody' in it"):
         featuremill.load(run.root, ids=["r1", "refused", "nobody"])
     export_of(run, ["npy", "parquet"], tmp_path / "few", ids[:5])
@@ -288,33 +280,29 @@ def test_rows_by_their_ids(run, tmp_path):
     assert table["id"].to_pylist() == ids[:5]
     npy = np.load(tmp_path / "few" / "embeddings.npy")
     assert npy[:, :20].tolist() == table["composition"].to_pylist()
-    all_rows = pq.read_table(run.root / "embeddings").to_pylist()
-    known = {row["id"]: row for row in all_rows}
+    known = {row["id"]: row for row in pq.read_table(run.root / "embeddings").to_pylist()}
     assert table.to_pylist() == [known[id] for id in ids[:5]]
 
 
 def test_equally_near_records_come_by_their_sequences_in_both_orders(run, tmp_path):
     """All of `r…` have one vector, so that only ties tell which of them are found and vote."""
     labels = {f"r{n}": "xyz"[n % 3] for n in range(0, 30, 2)}
-    (tmp_path / "kinds.csv").write_text(
-        "id,kind\n" + "".join(f"{id},{kind}\n" for id, kind in labels.items())
-    )
+    kinds = "".join(f"{id},{kind}\n" for id, kind in labels.items())
+    (tmp_path / "kinds.csv").write_text(f"id,kind\n{kinds}")
     found = []
     for order in ("input", "shard"):
         merge(run, OUTPUTS, 0, order=order)
         hits = featuremill.search(run.root, ["r3", "r20"], k=6, column="composition")
         output = tmp_path / f"{order}.tsv"
         chosen = {"labels": str(tmp_path / "kinds.csv"), "column": "kind", "k": 3}
-        section = Transfer(**chosen, vectors="composition")
-        transfer.transfer(run.root, None, section, output)
+        transfer.transfer(run.root, None, Transfer(**chosen, vectors="composition"), output)
         _, *table = output.read_text("utf-8").splitlines()
         found.append((hits.to_dict("records"), sorted(table)))
     assert found[0] == found[1]
     shas = {id: hashlib.sha256(text.encode()).hexdigest() for id, text in RECORDS}
     nearest = [hit["id"] for hit in found[0][0][:6]]
-    assert (
-        nearest == sorted((id for id in shas if id[0] == "r" and id != "refused"), key=shas.get)[:6]
-    )
+    alike = [id for id in shas if id[0] == "r" and id != "refused"]
+    assert nearest == sorted(alike, key=shas.get)[:6]
 
 
 def test_an_exported_matrix_gives_no_id_the_vector_of_another_one(run):
@@ -335,18 +323,12 @@ def test_a_table_without_its_index_is_read_all_the_same(run):
     assert list(featuremill.load(run.root, ids=["r3", "twin"]).index) == ["r3", "twin"]
 
 
-def damaged(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize("is_delivered", [False, True])
 def test_a_damaged_part_ends_it_before_or_after_it_was_delivered(run, is_delivered):
     plan = run.read_plan()
     if is_delivered:
         by_jobs(run)
-    damaged(run.part(plan.recipe, plan.shards[2].shard))
+    flip(run.part(plan.recipe, plan.shards[2].shard))
     with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
         merge(run, OUTPUTS, 0, order="shard")
     assert not run.delivery.exists()
@@ -357,10 +339,9 @@ def test_a_damaged_part_ends_it_before_or_after_it_was_delivered(run, is_deliver
 def test_a_damaged_delivered_file_is_written_again(run, is_told):
     by_jobs(run)
     (file, *_) = sorted((run.store / "delivered").glob("*/parquet_dataset-0"))
-    damaged(file)
+    flip(file)
     if is_told:
-        jobs = by_jobs(run)
-        assert sum(job.num_kept for job in jobs) == len(run.read_plan().shards) - 1
+        assert sum(job.num_kept for job in by_jobs(run)) == len(run.read_plan().shards) - 1
     compared(run)
 
 
@@ -405,15 +386,12 @@ def test_an_unaccounted_record_ends_it(run, key):
     assert not run.delivery.exists()
 
 
-def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(extracted, tmp_path):
-    verbs = Verbs(tmp_path, extracted.environment)
-    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
-    folder = verbs.run_folder
+def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(copied):
+    verbs, folder = copied, copied.run_folder
     by_jobs(folder)
     merge(folder, OUTPUTS, 0, order="shard")
     before = contents(folder)
-    more = [("first", "WWWWWWWWWW"), *RECORDS]
-    plan = verbs.plan(more, cost=300, order="shard", outputs=OUTPUTS)
+    plan = verbs.plan([("first", "WWWWWWWWWW"), *RECORDS], cost=300, order="shard", outputs=OUTPUTS)
     verbs.extract(plan)
     jobs = by_jobs(folder)
     num_shards = len(plan["shards"])
@@ -428,9 +406,7 @@ def test_of_an_edited_input_only_shards_with_other_records_are_delivered_again(e
 
 def test_failed_records_are_listed_and_tried_again(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
-    config = {"order": "shard", "outputs": OUTPUTS, "max_failed": 9}
-    plan = verbs.plan(FAILING, "poison", cost=10, **config)
-    verbs.extract(plan)
+    verbs.extract(verbs.plan(FAILING, "poison", cost=10, max_failed=9, **BY_SHARD))
     folder = verbs.run_folder
     for _ in range(2):
         by_jobs(folder)
@@ -446,15 +422,10 @@ def test_failed_records_are_listed_and_tried_again(tmp_path, environment):
 
 def test_samples_are_a_folder_each(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
-    sheets = {"a": RECORDS[:20], "b.b": RECORDS[10:40], "c": [("x", "WWW")], "empty": []}
-    lines = ["sample\tfile\tplace"]
-    for number, (name, records) in enumerate(sheets.items()):
-        (tmp_path / f"{number}.fa").write_text(fasta(records) or ">only\nM*M\n")
-        lines.append(f"{name}\t{number}.fa\tsea")
-    (tmp_path / "samples.tsv").write_text("\n".join(lines) + "\n")
-    config = {"order": "shard", "outputs": OUTPUTS, "samples": "samples.tsv", "inputs": []}
-    plan = verbs.plan([], cost=100, **config)
-    verbs.extract(plan)
+    sheets = {"a": RECORDS[:20], "b.b": RECORDS[10:40], "c": [("x", "WWW")]}
+    sheets |= {"empty": [("only", "M*M")]}
+    asked = write_samples(tmp_path, sheets, place=dict.fromkeys(sheets, "sea"))
+    verbs.extract(verbs.plan([], cost=100, **BY_SHARD, **asked))
     folder = verbs.run_folder
     by_jobs(folder)
     found, counts = compared(folder)
@@ -467,8 +438,7 @@ def test_samples_are_a_folder_each(tmp_path, environment):
     some = features.open(folder.root, "composition")
     known = some.rows_of(ids)
     assert some.ids_of(np.array(list(known.values()))) == list(known) == ids
-    table = (folder.root / "samples.tsv").read_text().splitlines()
-    assert len(table) == 1 + len(sheets)
+    assert len((folder.root / "samples.tsv").read_text().splitlines()) == 1 + len(sheets)
     export_of(folder, ["parquet"], tmp_path / "few", ids)
     few = pq.read_table(tmp_path / "few/embeddings.parquet")
     assert few.select(["sample", "id"]).to_pylist() == [
@@ -480,19 +450,17 @@ def test_samples_are_a_folder_each(tmp_path, environment):
 def test_parts_of_a_store_are_delivered_too(tmp_path, environment):
     (tmp_path / "store").mkdir()
     first, second = tmp_path / "first", tmp_path / "second"
-    config = {"order": "shard", "outputs": OUTPUTS, "store": str(tmp_path / "store")}
     for place, records in ((first, RECORDS[:40]), (second, RECORDS)):
         place.mkdir()
         verbs = Verbs(place, environment)
-        verbs.extract(verbs.plan(records, cost=300, **config))
+        verbs.extract(verbs.plan(records, cost=300, store=str(tmp_path / "store"), **BY_SHARD))
         by_jobs(verbs.run_folder)
     folder = verbs.run_folder
     assert folder.read_plan().taken
     _, counts = compared(folder)
     assert counts.taken
     merge(folder, OUTPUTS, 0, order="shard")
-    taken = folder.read_plan().taken[0]
-    damaged(tmp_path / taken.path)
+    flip(tmp_path / folder.read_plan().taken[0].path)
     with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
         merge(folder, OUTPUTS, 0, order="shard")
     assert not folder.plan.exists(), "the next run plans without it"
@@ -540,8 +508,7 @@ def test_a_disk_without_second_names_has_copies(run, monkeypatch, has_links):
 
 def test_nothing_is_ok(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
-    plan = verbs.plan([("a", "RAISE"), ("b", "RAISEK")], "poison", cost=1)
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([("a", "RAISE"), ("b", "RAISEK")], "poison", cost=1))
     folder = verbs.run_folder
     found, counts = compared(folder)
     assert found == [] and counts.failed == 2
@@ -569,10 +536,8 @@ def test_large_runs_come_by_shard_of_themselves(run, monkeypatch):
         is_by_shard("parquet_dataset", "npy", order="shard")
 
 
-def test_what_is_refused(extracted, tmp_path):
-    verbs = Verbs(tmp_path, extracted.environment)
-    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
-    root = verbs.run_folder.root
+def test_what_is_refused(copied, tmp_path):
+    verbs, root = copied, copied.run_folder.root
     (tmp_path / "my.yaml").write_text("inputs: in.fa\nworkload: composition\norder: shard\n")
     said = verbs("plan", "results/other", "--config", "my.yaml", status=2)
     assert "my.yaml:3: order: parquet, per_protein_h5 cannot be written shard by shard" in said
@@ -585,10 +550,8 @@ def test_what_is_refused(extracted, tmp_path):
     assert "order: shard in the config changes that" in verbs("deliver", root, status=2)
 
 
-def test_commands_by_hand(extracted, tmp_path):
-    verbs = Verbs(tmp_path, extracted.environment)
-    shutil.copytree(extracted.folder, tmp_path, dirs_exist_ok=True)
-    folder = verbs.run_folder
+def test_commands_by_hand(copied, tmp_path):
+    verbs, folder = copied, copied.run_folder
     verbs("deliver", folder.root, "--lay-out")
     assert (folder.store / "identities").is_dir() and not (folder.store / "delivered").exists()
     verbs("deliver", folder.root)
@@ -606,9 +569,7 @@ def test_commands_by_hand(extracted, tmp_path):
 
 def test_a_run_with_jobs_that_deliver(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(240))
-    (tmp_path / "config.yaml").write_text(
-        (tmp_path / "config.yaml").read_text() + "order: shard\noutputs: parquet_dataset\n"
-    )
+    workflow.ask(order="shard", outputs="parquet_dataset")
     workflow()
     folder = workflow.run_folder
     assert " deliver " in (folder.root / "run.log").read_text()
@@ -625,8 +586,7 @@ def test_a_run_with_jobs_that_deliver(tmp_path, environment):
     workflow.write(random_records(240)[1:])
     workflow("merge")
     assert workflow.news() == [] and len(rows(folder)) == 239
-    config = (tmp_path / "config.yaml").read_text().replace("order: shard", "order: input")
-    (tmp_path / "config.yaml").write_text(config)
+    workflow.ask(order="input")
     workflow("merge")
     assert workflow.news() == [] and len(rows(folder)) == 239
     assert not (folder.store / "delivered").exists()
@@ -637,9 +597,8 @@ def test_a_run_with_jobs_that_deliver(tmp_path, environment):
 def test_delivering_jobs_survive_fifty_kills(tmp_path, environment):
     """Each is killed at a random moment, and the next one goes on."""
     verbs = Verbs(tmp_path, environment)
-    config = {"order": "shard", "outputs": OUTPUTS}
-    verbs.extract(verbs.plan(random_records(1200, 5), cost=2000, **config))
-    ask(verbs, config)
+    verbs.extract(verbs.plan(random_records(1200, 5), cost=2000, **BY_SHARD))
+    ask(verbs, BY_SHARD)
     folder = verbs.run_folder
     shutil.copytree(folder.root, tmp_path / "whole")
     whole = Results(tmp_path / "whole")

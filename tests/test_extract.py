@@ -1,6 +1,7 @@
 """extract: whatever a record, a device or a person does to a worker, no other record suffers."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,12 +25,34 @@ from featuremill.store.files import sha256_of
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 
 
-def rows(verbs, plan):
-    """Return the part's rows by their sequence's length, of a plan with one shard."""
+def part_of(verbs, plan):
+    """Return the part of a plan with one shard."""
     (shard,) = plan["shards"]
-    path = verbs.run_folder.part(plan["recipe"], shard["shard"])
-    with pa.memory_map(str(path)) as source:
+    return verbs.run_folder.part(plan["recipe"], shard["shard"])
+
+
+def log_of(verbs, plan):
+    (shard,) = plan["shards"]
+    return verbs.run_folder.journal(plan["recipe"], shard["shard"]).with_suffix(".log")
+
+
+def rows(verbs, plan):
+    """Return the part's rows by their sequence's length."""
+    with pa.memory_map(str(part_of(verbs, plan))) as source:
         return pa.ipc.open_stream(source).read_all().to_pylist()
+
+
+def computed(verbs, records, counts, **options):
+    """Compute records, of which so many are ok, failed and tried again; return their plan."""
+    plan = verbs.plan(records, "poison", options)
+    verbs.extract(plan)
+    check_counts(verbs, plan, counts)
+    return plan
+
+
+def check_counts(verbs, plan, counts):
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == counts
 
 
 def failures(verbs, plan):
@@ -75,45 +98,50 @@ def test_a_worker_imports_torch_without_looks_for_garbage(environment):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-@pytest.mark.parametrize("poison", ["CRASHA", "LATECRASHA"])
-def test_a_poison_record_fails_alone(verbs, poison):
-    plan = verbs.plan([*GOOD, ("bad", poison)], "poison")
+CRASHED = "crashed the worker twice: "
+RAISED = "error in the workload: ValueError: I don't like "
+DEVICE = {"sticky_file": "/"}  # which breaks it every time
+
+
+@pytest.mark.parametrize(
+    ("bad", "options", "retries", "reasons"),
+    [
+        (["CRASHA"], {}, [2], [f"{CRASHED}was killed by SIGABRT"]),
+        (["LATECRASHA"], {}, [2], [f"{CRASHED}was killed by SIGABRT"]),
+        (
+            ["CRASHA", "SEGVA", "QUITA", "RAISEK"],
+            {},
+            [4, 5, 6],  # three alone, and before that the batches they were in
+            [
+                f"{CRASHED}left with status 1",
+                f"{CRASHED}was killed by SIGABRT",
+                f"{CRASHED}was killed by SIGSEGV",
+                f"{RAISED}RAISEK",
+            ],
+        ),
+        (
+            ["RAISEA", "NANA", "GREEDA", "LATERAISEA"],
+            {},
+            [0],
+            [
+                f"{RAISED}RAISEA",
+                f"{RAISED}RAISEA",
+                "out of memory: MemoryError.*",
+                "values are missing or not finite: try a wider dtype.*",
+            ],
+        ),
+        (["STICKYA"], DEVICE, [2], [".*CUDA error.*"]),
+        (["LATESTICKYA"], DEVICE, [2], [".*CUDA error.*"]),
+    ],
+)
+def test_a_poison_record_fails_alone(verbs, bad, options, retries, reasons):
+    plan = verbs.plan([*GOOD, *((word, word) for word in bad)], "poison", options)
     verbs.extract(plan)
     (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
-    (reason,) = failures(verbs, plan)
-    assert reason == "crashed the worker twice: was killed by SIGABRT"
-
-
-def test_poison_of_many_kinds_in_one_shard(verbs):
-    bad = [("a", "CRASHA"), ("b", "SEGVA"), ("c", "QUITA"), ("d", "RAISEK")]
-    plan = verbs.plan([*GOOD, *bad], "poison")
-    verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"]) == (20, 4)
-    assert 4 <= receipt["retries"] <= 6, "three alone, and before that the batches they were in"
-    assert failures(verbs, plan) == [
-        "crashed the worker twice: left with status 1",
-        "crashed the worker twice: was killed by SIGABRT",
-        "crashed the worker twice: was killed by SIGSEGV",
-        "error in the workload: ValueError: I don't like RAISEK",
-    ]
-
-
-def test_what_fails_without_harm_to_the_worker_costs_no_worker(verbs):
-    bad = [("a", "RAISEA"), ("b", "NANA"), ("c", "GREEDA"), ("d", "LATERAISEA")]
-    plan = verbs.plan([*GOOD, *bad], "poison")
-    verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 4, 0)
-    expected = [
-        "error in the workload: ValueError: I don't like RAISEA",
-        "error in the workload: ValueError: I don't like RAISEA",
-        "out of memory: MemoryError",
-        "values are missing or not finite: try a wider dtype",
-    ]
-    for reason, beginning in zip(failures(verbs, plan), expected, strict=True):
-        assert reason.startswith(beginning)
+    assert (receipt["ok"], receipt["failed"]) == (20, len(bad))
+    assert receipt["retries"] in retries
+    for found, reason in zip(failures(verbs, plan), reasons, strict=True):
+        assert re.fullmatch(reason, found)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +152,7 @@ def test_hangs_are_ended_with_a_stack_and_fail_alone(verbs, poison, batch_record
     options = {"batch_records": batch_records, "late_beside": True}
     plan = verbs.plan([*GOOD, *((word, word) for word in poison)], "poison", options)
     said = verbs.extract(plan, 0, "--stall-seconds", "1")
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 2, 3)
+    check_counts(verbs, plan, (20, 2, 3))
     assert said.count("Timeout") == 3 and said.count("featuremill_poison.py") >= 3
     for reason in failures(verbs, plan):
         assert reason.startswith("hung the worker twice: was ended, as it hung (the log has the st")
@@ -137,10 +164,7 @@ def test_one_death_condemns_no_record(verbs):
     crashes = verbs.folder / "crashes"
     crashes.touch()
     options = {"batch_records": 1, "crash_file": str(crashes)}
-    plan = verbs.plan([("unlucky", "CRASHA")], "poison", options)
-    verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (1, 0, 1)
+    computed(verbs, [("unlucky", "CRASHA")], (1, 0, 1), **options)
 
 
 def test_workers_that_die_on_everything_are_not_started_for_ever(verbs, monkeypatch, capsys):
@@ -150,8 +174,7 @@ def test_workers_that_die_on_everything_are_not_started_for_ever(verbs, monkeypa
     monkeypatch.setenv("PYTHONPATH", verbs.environment["PYTHONPATH"])
     records = [(str(n), "CRASH" + "A" * n) for n in range(4)]
     plan = verbs.plan(records, "poison", {"batch_records": 1})
-    words = ["extract", str(verbs.run_folder.root), plan["shards"][0]["shard"]]
-    assert main(words) == 3
+    assert main(["extract", str(verbs.run_folder.root), plan["shards"][0]["shard"]]) == 3
     said = capsys.readouterr().err
     assert "3 workers died in a row: was killed by SIGABRT" in said
     assert said.count("starting another") == 2
@@ -170,11 +193,8 @@ def test_other_weights_than_the_planned_ones_are_refused(verbs):
 
 
 def test_out_of_memory_halves_the_batch_and_fails_nothing(verbs):
-    plan = verbs.plan([*GOOD, ("big", "EATA")], "poison", {"batch_records": 8})
-    verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"]) == (21, 0)
-    assert receipt["oom_splits"] == 3
+    plan = computed(verbs, [*GOOD, ("big", "EATA")], (21, 0, 0), batch_records=8)
+    assert verbs.receipts(plan)[0]["oom_splits"] == 3
 
 
 @pytest.mark.parametrize("poison", ["STICKYA", "LATESTICKYA"])
@@ -182,42 +202,28 @@ def test_a_device_error_costs_no_record(verbs, poison):
     broken = verbs.folder / "broken"
     broken.touch()
     plan = verbs.plan([*GOOD, ("x", poison)], "poison", {"sticky_file": str(broken)})
-    said = verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (21, 0, 1)
-    assert "gave up its device" in said
-
-
-def log_of(verbs, plan):
-    (shard,) = plan["shards"]
-    return verbs.run_folder.journal(plan["recipe"], shard["shard"]).with_suffix(".log")
+    assert "gave up its device" in verbs.extract(plan)
+    check_counts(verbs, plan, (21, 0, 1))
 
 
 def test_a_killed_supervisor_takes_its_worker_along_and_resumes_by_the_batch(verbs):
-    computed, moments, doom = (verbs.folder / name for name in ("computed", "moments", "doom"))
-    options = {"computed": str(computed), "moments": str(moments), "doom": str(doom)}
-    plan = verbs.plan(GOOD, "poison", options)
-    doom.write_text("run 3 supervisor")
+    files = {name: verbs.folder / name for name in ("computed", "moments", "doom")}
+    plan = verbs.plan(GOOD, "poison", {name: str(file) for name, file in files.items()})
+    files["doom"].write_text("run 3 supervisor")
     verbs.extract(plan, -signal.SIGKILL)
-    worker = int(moments.read_text().split()[0])
+    worker = int(files["moments"].read_text().split()[0])
     wait_for(lambda: not is_running(worker))
     commits = log_of(verbs, plan).read_text().count("commit")
     assert 1 <= commits <= 2, "the third batch has begun"
     assert f"{commits} of 5 batches resumed" in verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 0, 0)
-    attempts = computed.read_text().splitlines()
+    check_counts(verbs, plan, (20, 0, 0))
+    attempts = files["computed"].read_text().splitlines()
     assert set(attempts) == {sequence for _, sequence in GOOD}
     assert len(attempts) - len(set(attempts)) == 4 * (3 - commits), "only what was in flight"
     resumed = part_of(verbs, plan).read_bytes()
     plan = verbs.plan(GOOD, "poison")
     verbs.extract(plan)
     assert part_of(verbs, plan).read_bytes() == resumed, "in the batches that there were at first"
-
-
-def part_of(verbs, plan):
-    (shard,) = plan["shards"]
-    return verbs.run_folder.part(plan["recipe"], shard["shard"])
 
 
 def test_the_next_batch_runs_while_the_last_is_collected(verbs):
@@ -236,9 +242,8 @@ def test_the_next_batch_runs_while_the_last_is_collected(verbs):
     assert process.wait(60) == 0
     process.stderr.close()
     order = noted()
-    assert {moment for moment in order if moment.startswith("collected")} == {
-        f"collected {number}" for number in range(1, 9)
-    }
+    collected = [f"collected {number}" for number in range(1, 9)]
+    assert {moment for moment in order if moment.startswith("collected")} == {*collected}
     for number in range(1, 9):
         of_batch = [f"{what} {number}" for what in ("prepare", "run", "ran", "collect")]
         assert sorted(of_batch, key=order.index) == of_batch
@@ -269,7 +274,7 @@ def test_who_kills_a_worker_may_be_about_to_kill_its_job(verbs, monkeypatch):
     job = Extraction(verbs.run_folder, verbs.run_folder.read_plan(), shard["shard"], 1, 600)
     with pytest.raises(SystemExit, match="the job is killed now"):
         job.finish()
-    log = verbs.run_folder.journal(plan["recipe"], shard["shard"]).with_suffix(".log").read_text()
+    log = log_of(verbs, plan).read_text()
     assert "begin 0" in log and "strike" not in log
 
 
@@ -278,28 +283,25 @@ def test_a_failure_leaves_the_order_of_rows(verbs):
     records = [*GOOD, ("bad", "RAISEA"), ("late", "LATERAISEL")]
     found = []
     for late in (False, True):
-        plan = verbs.plan(records, "poison", {"late_beside": late})
-        verbs.extract(plan)
+        plan = computed(verbs, records, (20, 2, 0), late_beside=late)
         found.append(part_of(verbs, plan).read_bytes())
-        computed = [row["sha256"] for row in rows(verbs, plan)]
+        digests = [row["sha256"] for row in rows(verbs, plan)]
     assert found[0] == found[1]
-    left = computed[len(records) % 4 :]
+    left = digests[len(records) % 4 :]
     assert left == sorted(left), "but for the first batch, which tells the speed"
 
 
 def test_kills_at_any_moment_change_no_byte(verbs):
     doom = verbs.folder / "doom"
     records = [(str(n), "MKV" + "L" * n) for n in range(60)]
-    plan = verbs.plan(records, "poison", {"doom": str(doom), "batch_records": 2})
-    verbs.extract(plan)
+    plan = computed(verbs, records, (60, 0, 0), doom=str(doom), batch_records=2)
     expected = part_of(verbs, plan).read_bytes()
     part_of(verbs, plan).unlink()
     for moment in ("prepare 4", "run 5", "ran 6", "collect 5", "collected 4"):
         doom.write_text(f"{moment} job")
         verbs.extract(plan, -signal.SIGKILL)
         assert "strike" not in log_of(verbs, plan).read_text(), moment
-    said = verbs.extract(plan)
-    assert "batches resumed" in said
+    assert "batches resumed" in verbs.extract(plan)
     assert part_of(verbs, plan).read_bytes() == expected
 
 
@@ -346,8 +348,7 @@ def test_a_child_that_the_workload_forked_ends_with_its_worker(verbs, letters, m
     children = verbs.folder / "children"
     records = [*GOOD, ("bad", f"EARLYCHILD{letters}")]
     plan = verbs.plan(records, "poison", {"children": str(children)})
-    said = " ".join(verbs.extract(plan, 0, "--stall-seconds", "1").split())
-    assert manner in said
+    assert manner in " ".join(verbs.extract(plan, 0, "--stall-seconds", "1").split())
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"]) == (len(GOOD), 1)
     pids = children.read_text().split()
@@ -376,16 +377,12 @@ def test_a_child_that_starts_after_the_end_of_its_parent_ends(environment):
 
 def test_two_batches_in_flight_when_a_worker_dies_are_both_tried_alone(verbs):
     """The device's orders are given ahead: whose fault it was, nobody can tell."""
-    computed = verbs.folder / "computed.txt"
-    options = {"late_beside": True, "computed": str(computed), "batch_records": 5}
-    plan = verbs.plan([*GOOD, ("bad", "LATECRASHK")], "poison", options)
-    verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
-    assert not log_of(verbs, plan).exists()
-    attempts = computed.read_text().splitlines()
+    file, records = verbs.folder / "computed.txt", [*GOOD, ("bad", "LATECRASHK")]
+    options = {"late_beside": True, "computed": str(file), "batch_records": 5}
+    assert not log_of(verbs, computed(verbs, records, (20, 1, 2), **options)).exists()
+    attempts = file.read_text().splitlines()
     assert attempts.count("LATECRASHK") == 2
-    assert set(attempts) == {sequence for _, sequence in [*GOOD, ("", "LATECRASHK")]}
+    assert set(attempts) == {sequence for _, sequence in records}
     assert sum(attempts.count(sequence) == 2 for sequence in set(attempts)) == 10
     assert max(map(attempts.count, attempts)) == 2
 
@@ -427,17 +424,16 @@ def test_stopping_a_run_is_held_against_no_record(verbs):
         assert "strike" not in log.read_text()
     hold.unlink()
     verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["failed"], receipt["retries"]) == (0, 0)
+    check_counts(verbs, plan, (20, 0, 0))
 
 
 def test_two_jobs_for_one_shard_compute_it_once(verbs):
-    computed, hold = verbs.folder / "computed.txt", verbs.folder / "hold"
+    file, hold = verbs.folder / "computed.txt", verbs.folder / "hold"
     hold.touch()
-    plan = verbs.plan(GOOD, "poison", {"hold": str(hold), "computed": str(computed)})
+    plan = verbs.plan(GOOD, "poison", {"hold": str(hold), "computed": str(file)})
     words = ("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
     first = verbs.start(*words)
-    wait_for(computed.exists)
+    wait_for(file.exists)
     second = verbs.start(*words)
     said = second.stderr.readline()
     assert "another job computes it; waiting" in said
@@ -447,12 +443,11 @@ def test_two_jobs_for_one_shard_compute_it_once(verbs):
     said = first.communicate(timeout=60)[1]
     assert "waiting" not in said and "already" not in said
     assert [process.returncode for process in (first, second)] == [0, 0]
-    assert len(computed.read_text().splitlines()) == 20
+    assert len(file.read_text().splitlines()) == 20
 
 
 def test_a_damaged_part_is_computed_again(verbs):
-    plan = verbs.plan(GOOD, "poison")
-    verbs.extract(plan)
+    plan = computed(verbs, GOOD, (20, 0, 0))
     content = part_of(verbs, plan).read_bytes()
     for damage in ("part's rows", "part cut", "no part"):
         damage_of(damage).harm(verbs.run_folder)
@@ -480,20 +475,8 @@ def test_a_damaged_shard_is_found_and_written_anew(verbs):
     assert shard.read_bytes() == content, "plan trusts no old shard by its name"
 
 
-@pytest.mark.parametrize("poison", ["STICKYA", "LATESTICKYA"])
-def test_a_record_that_breaks_the_device_every_time_fails_alone(verbs, poison):
-    plan = verbs.plan([*GOOD, ("bad", poison)], "poison", {"sticky_file": "/"})
-    verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
-    (failed,) = [row for row in rows(verbs, plan) if row["status"] == "failed"]
-    assert "CUDA error" in failed["reason"]
-
-
 def test_a_worker_that_hangs_at_its_exit_is_not_waited_for(verbs):
-    plan = verbs.plan(GOOD, "poison", {"hang_at_exit": True})
-    verbs.extract(plan)
-    assert verbs.receipts(plan)[0]["retries"] == 0
+    computed(verbs, GOOD, (20, 0, 0), hang_at_exit=True)
 
 
 def test_a_workload_that_cannot_load_is_not_tried_again_and_the_log_has_what_it_printed(verbs):

@@ -23,10 +23,8 @@ with pytest.MonkeyPatch.context() as patch:
     from featuremill_residues import last_of, vectors_of
 
 DRAWN = random.Random(5)
-PROTEINS = [
-    (f"p{n}", "".join(DRAWN.choices("ACDEFGHIKLMNPQRSTVY", k=DRAWN.randint(5, 60))))
-    for n in range(60)
-]
+LETTERS = "ACDEFGHIKLMNPQRSTVY"
+PROTEINS = [(f"p{n}", "".join(DRAWN.choices(LETTERS, k=DRAWN.randint(5, 60)))) for n in range(60)]
 RECORDS = [
     ('fails"so"', "MKWL"),
     *PROTEINS[:30],
@@ -95,9 +93,8 @@ def test_blocks_have_each_record_with_its_own_vector_in_the_order_of_the_input(
     blocks = list(opened.blocks())
     assert len(blocks) > 4
     assert [id for ids, _ in blocks for id in ids] == IDS == list(told)
-    np.testing.assert_array_equal(
-        np.concatenate([v for _, v in blocks]), np.stack([*told.values()])
-    )
+    vectors = np.concatenate([v for _, v in blocks])
+    np.testing.assert_array_equal(vectors, np.stack([*told.values()]))
     assert (opened.num_rows, opened.width) == (len(IDS), len(told["p0"]))
     assert opened.vectors.dtype == blocks[0][1].dtype
     plan = run.find_plan()
@@ -254,8 +251,7 @@ def test_parts_are_those_of_the_plan_that_the_results_are_of(computed, tmp_path)
     run = Results(shutil.copytree(computed.root, tmp_path / "test"))
     merge(run, ["per_protein_h5"], 2)
     plan = run.plan.read_bytes()
-    delivery = run.read_delivery()
-    delivery.model_copy(update={"recipe": "another"}).write(run.delivery)
+    run.read_delivery().model_copy(update={"recipe": "another"}).write(run.delivery)
     for opening in (features.open, features.open_parts):
         with pytest.raises(UserError, match="there are no complete results of this run yet"):
             opening(run.root, "mean")
@@ -297,8 +293,7 @@ def test_parts_tell_the_row_of_each_record_in_the_order_of_the_input(run):
     assert [id for some in ids for id in some] == IDS
     found, counts = opened.of_rows(np.concatenate(rows))
     assert counts.tolist() == [1] * len(IDS)
-    expected = np.stack([*VECTORS["last"].values()]).astype(np.float32)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, np.stack([*VECTORS["last"].values()]).astype(np.float32))
     hashes = [int(hashlib.sha256(s.encode()).hexdigest()[:16], 16) for s in SEQUENCES.values()]
     assert opened.hash_of_row[np.concatenate(rows)].tolist() == hashes
 

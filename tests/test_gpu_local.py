@@ -18,64 +18,47 @@ import featuremill
 
 
 @pytest.fixture
-def machine_of(gpu_node, environment, tmp_path):
+def machine_of(request, gpu_node, environment, tmp_path):
     """Return a function that makes a node with a workflow's folder on it."""
-    made = []
 
     def make(*gpus):
-        made.append(Machine(tmp_path, gpu_node(*gpus), environment))
-        return made[-1]
+        machine = Machine(tmp_path, gpu_node(*gpus), environment)
+        request.addfinalizer(machine.end_all)
+        return machine
 
-    yield make
-    for machine in made:
-        machine.end_all()
+    return make
 
 
 FOREIGN = """
     SAMPLES = ["a", "b", "c", "d"]
 
-
     rule all:
-        input:
-            "report.txt",
-
+        input: "report.txt"
 
     rule fold:
-        output:
-            "folded/{sample}.txt",
-        log:
-            "logs/fold_{sample}.txt",
+        output: "folded/{sample}.txt"
+        log: "logs/fold_{sample}.txt"
         threads: 2
-        resources:
-            gpu=1,
+        resources: gpu=1
         shell:
             "echo $CUDA_VISIBLE_DEVICES > {output}; echo folded {wildcards.sample} > {log};"
             "touch {wildcards.sample}.runs; test -e all.run ||"
             "  while [ $(ls *.runs | wc -l) -lt 4 ]; do sleep 0.02; done; touch all.run"
 
-
     rule train:
-        input:
-            expand("folded/{sample}.txt", sample=SAMPLES),
-        output:
-            "model.txt",
-        benchmark:
-            "train.tsv"
-        resources:
-            gpu=2,
+        input: expand("folded/{sample}.txt", sample=SAMPLES)
+        output: "model.txt"
+        benchmark: "train.tsv"
+        resources: gpu=2
         shell:
             "echo $CUDA_VISIBLE_DEVICES > {output};"
             "featuremill lease --gpus 2 -- sh -c 'echo $CUDA_VISIBLE_DEVICES' >> {output};"
             "featuremill lease --gpus 1 -- sh -c 'echo $CUDA_VISIBLE_DEVICES' >> {output}"
 
-
     rule report:
-        input:
-            "model.txt",
-        output:
-            "report.txt",
-        shell:
-            "echo [${{CUDA_VISIBLE_DEVICES-not set}}] > {output}"
+        input: "model.txt"
+        output: "report.txt"
+        shell: "echo [${{CUDA_VISIBLE_DEVICES-not set}}] > {output}"
 """
 
 
@@ -146,8 +129,7 @@ def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
     machine.write(LOST)
     process = machine.start("--keep-going")
     machine.wait_for_line(process, "waiting for 2")
-    machine.node.gpus[1].lost = True
-    machine.node.write()
+    machine.node.change(1, lost=True)
     machine.wait_for_line(process, "GPU 1 .*: GPU is lost")
     (machine.folder / "go").touch()
     assert process.wait(PATIENCE_SECONDS) == 1
@@ -156,8 +138,7 @@ def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
 
 MISTAKES = """
     rule all:
-        input:
-            "too_many", "text", "late", "fine",
+        input: "too_many", "text", "late", "fine"
 
     rule too_many:
         output: "too_many"
@@ -404,8 +385,7 @@ def test_each_kind_of_job_gets_its_gpu(machine_of):
     machine.write(
         "import os\n"
         "with open(snakemake.output[0], 'w') as file:\n"
-        "    print(os.environ['CUDA_VISIBLE_DEVICES'], file=file, end=' ')\n"
-        "    print(os.environ['FEATUREMILL_LEASED'], file=file)",
+        "    print(*map(os.getenv, ('CUDA_VISIBLE_DEVICES', 'FEATUREMILL_LEASED')), file=file)",
         "script.py",
     )
     machine()
@@ -497,11 +477,8 @@ def test_both_distributions_are_built_from_one_source(tmp_path):
     subprocess.run([*build, "-t", "wheel"], cwd=unpacked, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        built = {
-            name.partition("/lease/")[2]: archive.read(name)
-            for name in archive.namelist()
-            if "/lease/" in name
-        }
+        lease = [name for name in archive.namelist() if "/lease/" in name]
+        built = {name.partition("/lease/")[2]: archive.read(name) for name in lease}
         (names,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         needs = re.findall(r"^Requires-Dist: ([\w-]+)", archive.read(names).decode(), re.M)
     here = Path(featuremill.__file__).parent / "lease"

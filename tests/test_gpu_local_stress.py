@@ -31,19 +31,16 @@ JOBS = """
 
 
 @pytest.fixture
-def machine_of(gpu_node, environment, tmp_path_factory):
-    made = []
-    shared = {}
+def machine_of(request, gpu_node, environment, tmp_path_factory):
+    nodes = []
 
     def make(num_gpus):
-        node = shared.setdefault("node", None) or gpu_node(num_gpus)
-        shared["node"] = node
-        made.append(Machine(tmp_path_factory.mktemp("machine"), node, environment))
-        return made[-1]
+        nodes[:] = nodes or [gpu_node(num_gpus)]
+        machine = Machine(tmp_path_factory.mktemp("machine"), *nodes, environment)
+        request.addfinalizer(machine.end_all)
+        return machine
 
-    yield make
-    for machine in made:
-        machine.end_all()
+    return make
 
 
 @pytest.fixture
@@ -137,14 +134,10 @@ def seconds_of(machine, words):
     shutil.rmtree(machine.folder / ".snakemake", ignore_errors=True)
     log = machine.folder / "log"
     start = time.monotonic()
+    command = [sys.executable, "-m", "snakemake", *words, "--nocolor"]
+    about = {"cwd": machine.folder, "env": machine.leases.environment}
     with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "snakemake", *words, "--nocolor"],
-            cwd=machine.folder,
-            env=machine.leases.environment,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, **about, stdout=file, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, log.read_text()
@@ -174,10 +167,8 @@ def test_what_a_job_costs(machine_of):
     for name, pairs in costs.items():
         wall, cpu = map(statistics.median, zip(*pairs, strict=True))
         print(f"{name}: {wall * 1000:.0f} ms and {cpu * 1000:.0f} ms of CPU a job")
-    over = [
-        ours - theirs
-        for (_, ours), (_, theirs) in zip(costs["gpu-local"], costs["local"], strict=True)
-    ]
+    pairs = zip(costs["gpu-local"], costs["local"], strict=True)
+    over = [ours - theirs for (_, ours), (_, theirs) in pairs]
     print(f"more than local: {statistics.median(over) * 1000:.0f} ms of CPU a job (paired)")
     assert statistics.median(over) < 0.25
 
@@ -198,10 +189,8 @@ def test_in_a_fresh_environment(gpu_node, environment, tmp_path, requirement):
     if subprocess.run([*pip, requirement], check=False).returncode:
         pytest.skip("pip could not install Snakemake")
     freeze = [python, "-m", "pip", "freeze"]
-    before, bytes_before = (
-        set(subprocess.check_output(freeze, text=True).splitlines()),
-        size(folder),
-    )
+    before = set(subprocess.check_output(freeze, text=True).splitlines())
+    bytes_before = size(folder)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=PACKAGE, check=True, capture_output=True)
     subprocess.run([*pip, next(tmp_path.glob("*.whl"))], check=True)

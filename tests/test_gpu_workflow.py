@@ -5,6 +5,7 @@ and when: that is the observer. Nothing here has touched a GPU.
 """
 
 import csv
+import datetime
 import heapq
 import json
 import os
@@ -44,9 +45,7 @@ class GpuWorkflow(Workflow):
 
     def configure(self, **options):
         super().configure(**options)
-        config = yaml.safe_load((self.folder / "config.yaml").read_text())
-        config |= {"device": "cuda", "shards": {"cost": 10}}
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        self.ask(device="cuda", shards={"cost": 10})
 
     def spans(self):
         """Return, for each device, when batches ran on it."""
@@ -83,8 +82,7 @@ def check_spans(spans, uuids, at_once, slots=1):
     """
     assert sorted(spans) == sorted(uuids)
     assert max(map(most_at_once, spans.values())) <= slots
-    everything = [span for mine in spans.values() for span in mine]
-    assert 2 <= most_at_once(everything) <= at_once
+    assert 2 <= most_at_once([span for mine in spans.values() for span in mine]) <= at_once
 
 
 def check_receipts(receipts, uuids):
@@ -121,13 +119,10 @@ def hold(tmp_path):
     return path
 
 
+OF_SBATCH = dict.fromkeys(("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"), "0,1,2,3")
 ALLOCATIONS = {
     "workstation": {},
-    "one sbatch of four GPUs": {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_GPUS": "0,1,2,3",
-        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
-    },
+    "one sbatch of four GPUs": {"SLURM_JOB_ID": "7", **OF_SBATCH},
 }
 
 
@@ -204,8 +199,7 @@ def test_a_device_lost_from_a_pair_costs_no_record(tmp_path, environment, gpu_no
     process = workflow.start("--cores", "32", "--config", "gpus=2")
     wait_for(workflow.spans)
     (pair,) = workflow.spans()
-    node.gpus[node.uuids.index(pair.split(",")[1])].lost = True
-    node.write()
+    node.change(node.uuids.index(pair.split(",")[1]), lost=True)
     lost.write_text(pair.split(",")[1])
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 0, said
@@ -220,10 +214,10 @@ def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_
     said = verbs.extract(plan, status=3).splitlines()[-1]
     assert "every device failed 2 times" in said
     assert "memory ran out while the model was loaded (" in said
-    assert (
+    told = (
         "take a GPU with more memory, `gpus_per_job: 2` (a model spread over several) or a smaller"
-        in said
     )
+    assert told in said
     plan = verbs.plan([("a", "MKV")], "poison", options, device="cuda", gpus=2)
     assert "2 GPUs are wanted and there are 1; ask for fewer." in verbs.extract(plan, status=2)
 
@@ -278,8 +272,7 @@ def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node
     workflow = GpuWorkflow(tmp_path, environment, node, 4, **options)
 
     def lose():
-        node.gpus[1].lost = True
-        node.write()
+        node.change(1, lost=True)
         lost.write_text(node.uuids[1])
 
     process = workflow.start(NO_REPORT, "--cores", "32", "--resources", "gpu=3")
@@ -295,8 +288,7 @@ def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node
 def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environment, gpu_node, hold):
     """The rule stands in docs/lease.md; its tool is a script here, and no cap is given."""
     node = gpu_node(3)
-    text = DOCS.read_text("utf-8")
-    snakefile = text.partition("```snakemake\n")[2].partition("```")[0]
+    snakefile = DOCS.read_text("utf-8").partition("```snakemake\n")[2].partition("```")[0]
     assert "rule fold" in snakefile
     names = [f"p{n}" for n in range(5)]
     (tmp_path / "sequences").mkdir()
@@ -350,15 +342,12 @@ def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus,
     num_shards = shards_a_gpu * num_gpus
     options = {"batch_seconds": SECONDS_OF_SHARDS[cost]}
     workflow = GpuWorkflow(tmp_path, environment, node, num_shards, **options)
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "shards": {"cost": cost}}))
+    workflow.ask(shards={"cost": cost})
     workflow("--cores", "32", "--resources", f"gpu={num_gpus}")
-    logs = sorted(tmp_path.glob("results/test/logs/extract/*/*.log"))
-    assert len(logs) == num_shards
-    receipts = workflow.receipts()
-    clock = [receipt[key] for receipt in receipts for key in ("started", "finished")]
-    times = sorted(map(_seconds, clock))
-    took = times[-1] - times[0]
+    assert len(sorted(tmp_path.glob("results/test/logs/extract/*/*.log"))) == num_shards
+    clock = [one[key] for one in workflow.receipts() for key in ("started", "finished")]
+    times = sorted(map(datetime.datetime.fromisoformat, clock))
+    took = (times[-1] - times[0]).total_seconds()
     speed_up = num_shards * SECONDS_OF_SHARDS[cost] / took
     print(f"{num_gpus} devices: {took:.1f} s, {speed_up:.2f} times the speed of one")
     assert speed_up >= at_least
@@ -398,8 +387,7 @@ def of_llm_json(folder):
 def of_pac(folder):
     write_npz(folder / "in.npz", noise(2, seconds=60), channels=("A", "B"))
     bands = {"phase_bands": [[30, 50]], "amplitude_bands": [[90, 120]]}
-    options = {**bands, "segment_seconds": 0.12, "permutations": 1000}
-    return "in.npz", options, "parquet"
+    return "in.npz", {**bands, "segment_seconds": 0.12, "permutations": 1000}, "parquet"
 
 
 MADE = {"encoder": of_encoder, "geneformer": of_geneformer, "llm_json": of_llm_json, "pac": of_pac}
@@ -438,7 +426,7 @@ def speed_up_of(costs, slots):
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", MADE)
 def test_a_first_run_of_each_workload_has_work_for_every_slot(
-    tmp_path, environment, gpu_node, workload
+    tmp_path, environment, gpu_node, hold, workload
 ):
     """By the shards that Snakemake plans, and by four GPUs that all are at work; no clock."""
     workflow = SleepingWorkflow(tmp_path, environment, workload)
@@ -450,8 +438,6 @@ def test_a_first_run_of_each_workload_has_work_for_every_slot(
         assert speed_up >= at_least
     node = gpu_node(4)
     workflow.environment |= {k: node.environment[k] for k in node.environment.keys() - {"PATH"}}
-    hold = tmp_path / "hold"
-    hold.touch()
     process = workflow.start(NO_REPORT, "--cores", "32", "--resources", "gpu=4")
     finish_held(hold, lambda: workflow.at_work() == node.uuids, process)
     check_spans(workflow.spans(), node.uuids, 4)
@@ -459,18 +445,11 @@ def test_a_first_run_of_each_workload_has_work_for_every_slot(
     assert len(workflow.receipts()) == 8 and workflow.counts()["ok"] == NUM_RECORDS
 
 
-def _seconds(text):
-    import datetime
-
-    return datetime.datetime.fromisoformat(text).timestamp()
-
-
 def test_what_is_computed_needs_no_gpu_any_more(tmp_path, environment, gpu_node):
     """Not even where `keep: results` has removed the receipts: as on a login node, later."""
     node = gpu_node(1)
     workflow = GpuWorkflow(tmp_path, environment, node, 1)
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "keep": "results"}))
+    workflow.ask(keep="results")
     workflow()
     assert not (workflow.run_folder.root / "receipts").exists()
     node.gpus.clear()

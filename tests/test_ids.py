@@ -10,6 +10,7 @@ import pytest
 from programs import Verbs
 
 from featuremill.__main__ import main
+from featuremill.base import id_columns
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 HEADERS = [f"sp|P{10000 + number}|NAME{number}_HUMAN" for number in range(40)]
@@ -85,10 +86,8 @@ def test_accessions_give_what_whole_ids_give(run, tmp_path, capfd, command):
     other.mkdir()
     path = table(other / "kinds.csv", id_column="my protein")
     refused = said(capfd, *words_of(command, run, path, other), status=2)
-    assert (
-        "no column of ids is found (columns: 'number', 'my protein', 'kind'); call the right"
-        in refused
-    )
+    sentence = "no column of ids is found (columns: 'number', 'my protein', 'kind'); call the right"
+    assert sentence in refused
     assert "--id-column" in refused
     said(capfd, *words_of(command, run, path, other), "--id-column", "my protein")
     assert results_of(command, other) == found[str]
@@ -103,8 +102,7 @@ def test_few_matches_are_an_error_and_some_are_said(run, tmp_path, capfd, comman
     assert f"{path}: only 15 of its 40 ids is a record of {run}" in refused
     assert "in other capitals, 25 of the others would match" in refused
     path = table(tmp_path / "kinds.csv", kinds=KINDS | {"a|b|c": "x", "a|d|c": "y"})
-    told = said(capfd, *words)
-    assert f"{path}: 2 of its 42 ids are no record of {run}: 'b', 'd'." in told
+    assert f"{path}: 2 of its 42 ids are no record of {run}: 'b', 'd'." in said(capfd, *words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -126,10 +124,56 @@ def test_what_is_no_number_is_no_label_and_words_for_it_are_said(run, tmp_path, 
     said(capfd, *words_of("transfer", run, path, tmp_path))
     assert "NaN" not in (tmp_path / "t.tsv").read_text()
     said(capfd, *words_of("groups", run, path, tmp_path))
-    groups = pq.read_table(tmp_path / "g.parquet")["group"].to_pylist()
-    assert sorted(groups) == ["0.0", "1.0"]
+    assert sorted(pq.read_table(tmp_path / "g.parquet")["group"].to_pylist()) == ["0.0", "1.0"]
     kinds = {id: ("nan", "virus", "Virus")[n % 3] for n, id in enumerate(HEADERS)}
     path = table(tmp_path / "kinds.csv", kinds=kinds)
     told = said(capfd, *words_of("groups", run, path, tmp_path))
     assert f"{path}: in 'kind', 'nan' counts as a label like any other; for no label" in told
     assert "in 'kind', 'Virus' and 'virus' count as different labels; write them alike" in told
+
+
+# ---- the accession of an id ----
+
+CASES = {
+    "sp|P12345|AATM_RABIT": "P12345",
+    "tr|A0A023FBW4|A0A023FBW4_9HEMI": "A0A023FBW4",
+    "sp|P12345-2|AATM_RABIT": "P12345-2",
+    "tr|P12345": "P12345",
+    "P12345": "P12345",
+    "AATM_RABIT": "AATM_RABIT",
+    "UniRef50_P12345": "P12345",
+    "UniRef100_A0A023FBW4": "A0A023FBW4",
+    "UniRef90_UPI0000ABCDEF": "UPI0000ABCDEF",
+    "UniRef90_UPI0000": "UniRef90_UPI0000",
+    "AF-P12345-F1": "P12345",
+    "AFDB:AF-P12345-F1-model_v4": "P12345",
+    "ref|NP_000549.1|": "NP_000549.1",
+    "gi|4504345|ref|NP_000549.1|": "NP_000549.1",
+    "gi|129295|sp|P01013.1|OVAX_CHICK": "P01013",
+    "gb|AAA12345.1|": "AAA12345.1",
+    "emb|CAA12345.1|": "CAA12345.1",
+    "ref|WP_012345678.1|": "WP_012345678.1",
+    "NP_000549.1": "NP_000549.1",
+    "lcl|NC_000913.3_prot_NP_414542.1_1": "NP_414542.1",
+    "gi|4504345": "gi|4504345",
+    "pdb|4HHB|A": "pdb|4HHB|A",
+    "sp|P1|A_B": "sp|P1|A_B",
+    "sp|p12345|lower": "sp|p12345|lower",
+    "sp|P12345|A|B": "sp|P12345|A|B",
+    "sp||": "sp||",
+    "k127_9 flag=1": "k127_9 flag=1",
+    "sp|P12345\u00e9|X": "sp|P12345\u00e9|X",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_accession_of_each_kind_of_id(chunked):
+    ids = pa.array(CASES)
+    found = id_columns.accessions(pa.chunked_array([ids[:3], ids[3:]]) if chunked else ids)
+    assert dict(zip(CASES, found.to_pylist(), strict=True)) == CASES
+    assert {id: id_columns.accession(id) for id in CASES} == CASES
+
+
+def test_no_ids_are_no_accessions():
+    assert id_columns.accessions(pa.array([], pa.string())).to_pylist() == []

@@ -1,7 +1,5 @@
 """The readers against Biopython on real files (test_broken_inputs has those that are broken)."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -10,7 +8,7 @@ import re
 import string
 import struct
 import tarfile
-from collections.abc import Callable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -41,42 +39,38 @@ from featuremill.inputs import (
     rows,
 )
 from featuremill.inputs.residues import ALPHABET, clean
-from featuremill.workload import Record
 
 DEMO = Path(__file__).parent.parent / "config" / "demo.fasta"
 
 
-def read(*paths: Path) -> list[Record]:
+def read(*paths):
     return list(proteins(paths))
 
 
-def write(path: Path, content: str | bytes) -> Path:
+def write(path, content):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
-def test_agrees_with_biopython_on_the_demo() -> None:
+def test_agrees_with_biopython_on_the_demo():
     with DEMO.open() as text:
         expected = [(r.id, r.description, str(r.seq)) for r in SeqIO.parse(text, "fasta")]
     records = read(DEMO)
     assert len({r.id for r in records}) == len({r.payload for r in records}) == 1000
     assert not [r for r in records if r.reason or r.note]
-    assert expected == [
-        (r.id, f"{r.id} {r.description}".strip(), r.payload.decode()) for r in records
-    ]
+    described = [(r.id, f"{r.id} {r.description}".strip(), r.payload.decode()) for r in records]
+    assert expected == described
     lines = DEMO.read_text().splitlines()
     assert all(lines[r.line - 1].startswith(f">{r.id}") for r in records)
 
 
 @pytest.mark.parametrize("format", ["gz", "zst", "bz2", "xz"])
-def test_compressed_files_read_the_same(format: str, tmp_path: Path) -> None:
-
+def test_compressed_files_read_the_same(format, tmp_path):
     path = tmp_path / f"demo.fasta.{format}"
     with xopen(path, "wb", threads=0) as stream:
         stream.write(DEMO.read_bytes())
-    assert [r._replace(source="") for r in read(path)] == [
-        r._replace(source="") for r in read(DEMO)
-    ]
+    packed, plain = ([r._replace(source="") for r in read(one)] for one in (path, DEMO))
+    assert packed == plain
 
 
 ids = st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1)
@@ -94,15 +88,7 @@ fasta_records = st.lists(st.tuples(ids, letters), min_size=1, max_size=8)
     is_packed=st.booleans(),
     has_mark=st.booleans(),
 )
-def test_fasta_round_trip(
-    records: list[tuple[str, str]],
-    width: int,
-    end: str,
-    blank: str,
-    is_packed: bool,
-    has_mark: bool,
-    tmp_path: Path,
-) -> None:
+def test_fasta_round_trip(records, width, end, blank, is_packed, has_mark, tmp_path):
     text = ""
     expected = []
     for id, sequence in records:
@@ -117,7 +103,7 @@ def test_fasta_round_trip(
 
 
 @given(st.text())
-def test_clean_never_lets_a_stranger_through(letters: str) -> None:
+def test_clean_never_lets_a_stranger_through(letters):
     payload, reason, _ = clean(letters)
     assert not payload.translate(None, ALPHABET)
     assert bool(payload) != bool(reason)
@@ -135,25 +121,22 @@ def test_clean_never_lets_a_stranger_through(letters: str) -> None:
         ("MCCGPCGPCCGPCCGPCCGPCGPCGGGCGPCYGPNVCGPCYACGPCGGCYCGYPCC", ""),  # P08175
     ],
 )
-def test_nucleotides_are_told_from_odd_proteins(letters: str, note: str) -> None:
+def test_nucleotides_are_told_from_odd_proteins(letters, note):
     assert clean(letters) == (letters.encode(), "", note)
 
 
-def test_a_stop_at_the_end_is_dropped_and_told() -> None:
+def test_what_is_dropped_or_read_otherwise_is_told():
     assert clean("MKV**\n") == (b"MKV", "", "* at the end dropped")
     assert clean("MKJ*") == (b"MKX", "", "* at the end dropped; J read as X")
-
-
-def test_several_notes_stand_side_by_side() -> None:
     assert clean("JJJJ").note == "J read as X; no known residue"
 
 
-def test_a_change_is_made_of_every_record_whoever_makes_it(tmp_path: Path) -> None:
+def test_a_change_is_made_of_every_record_whoever_makes_it(tmp_path):
     paths = [tmp_path / "a.fa", tmp_path / "b.csv"]
     paths[0].write_text(">p1\nMKV\n>p2\nMK\n")
     paths[1].write_text("id,sequence\np3,MKV\n")
 
-    def changed(record: Record) -> Record:
+    def changed(record):
         return record._replace(note=f"{record.id}!")
 
     assert [record.note for record in proteins(paths).each(changed)] == ["p1!", "p2!", "p3!"]
@@ -162,7 +145,7 @@ def test_a_change_is_made_of_every_record_whoever_makes_it(tmp_path: Path) -> No
     assert [record.note for record in [*made, last]] == ["p1!", "p2!", "p3!"]
 
 
-def test_all_inputs_are_looked_at_before_the_first_is_read(tmp_path: Path) -> None:
+def test_all_inputs_are_looked_at_before_the_first_is_read(tmp_path):
     with pytest.raises(UserError, match=r"gone\.fa"):
         next(proteins([DEMO, tmp_path / "gone.fa"]))
 
@@ -177,7 +160,7 @@ TABLE = pd.DataFrame(
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.tsv.zst", "t.parquet"])
-def test_table_keeps_ids_as_they_are(name: str, tmp_path: Path) -> None:
+def test_table_keeps_ids_as_they_are(name, tmp_path):
     path = tmp_path / name
     if name.endswith("parquet"):
         TABLE.to_parquet(path)
@@ -192,12 +175,11 @@ def test_table_keeps_ids_as_they_are(name: str, tmp_path: Path) -> None:
     assert [r.line for r in records] == list(range(first_line, first_line + 5))
 
 
-def test_table_of_several_chunks_counts_on(tmp_path: Path) -> None:
+def test_table_of_several_chunks_counts_on(tmp_path):
     rows = "".join(f"P{number},MKV\n\n" for number in range(12_000))
     records = read(write(tmp_path / "in.csv", "id,sequence\n" + rows))
     assert [r.line for r in records] == list(range(2, 24_002, 2))
-    frame = pd.DataFrame({"id": range(25_000), "sequence": "MKV"})
-    frame.to_parquet(tmp_path / "in.parquet")
+    pd.DataFrame({"id": range(25_000), "sequence": "MKV"}).to_parquet(tmp_path / "in.parquet")
     records = read(tmp_path / "in.parquet")
     assert [(r.id, r.line) for r in records] == [(str(n), n + 1) for n in range(25_000)]
 
@@ -214,11 +196,11 @@ def test_table_of_several_chunks_counts_on(tmp_path: Path) -> None:
         (["sequence_id", "sequence_aa"], (0, 1, None)),
     ],
 )
-def test_columns_are_found(names: list[str], found: tuple[int, int, int | None]) -> None:
+def test_columns_are_found(names, found):
     assert columns.find(Path("t.csv"), names, columns.Named()) == found
 
 
-def test_the_docs_name_the_columns_that_are_found() -> None:
+def test_the_docs_name_the_columns_that_are_found():
     described = TableOptions.descriptions()
     for key, ranks in (("id_column", columns.IDS), ("sequence_column", columns.SEQUENCES)):
         told = re.findall(r"`(\w+)`", described[key])
@@ -229,12 +211,12 @@ def test_the_docs_name_the_columns_that_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-def test_columns_are_chosen(name: str, tmp_path: Path) -> None:
+def test_columns_are_chosen(name, tmp_path):
     path = tmp_path / name
     table = pd.DataFrame({"id": ["wrong"], "Code": ["right"], "seq": ["MKL"], "my aa": ["MKV"]})
     table.to_parquet(path) if name.endswith("parquet") else table.to_csv(path, index=False)
 
-    def read_with(**chosen: str) -> list[tuple[str, bytes]]:
+    def read_with(**chosen):
         return [(r.id, r.payload) for r in proteins([path], TableOptions(**chosen))]
 
     assert read_with() == [("wrong", b"MKL")]
@@ -249,7 +231,7 @@ def test_columns_are_chosen(name: str, tmp_path: Path) -> None:
             read_with(**chosen)
 
 
-def genome(molecule: str = "DNA") -> SeqRecord:
+def genome(molecule="DNA"):
     entry = SeqRecord(Seq("ACGT" * 60), id="TINY.1", name="TINY", description="A tiny genome.")
     entry.annotations = {"molecule_type": molecule, "organism": "Escherichia coli"}
     qualifiers = [
@@ -266,7 +248,7 @@ def genome(molecule: str = "DNA") -> SeqRecord:
 
 
 @pytest.mark.parametrize(("format", "name"), [("genbank", "g.gbk.gz"), ("embl", "g.embl")])
-def test_coding_features_become_records(format: str, name: str, tmp_path: Path) -> None:
+def test_coding_features_become_records(format, name, tmp_path):
     buffer = StringIO()
     SeqIO.write([genome(), genome()], buffer, format)
     data = buffer.getvalue().encode()
@@ -278,7 +260,7 @@ def test_coding_features_become_records(format: str, name: str, tmp_path: Path) 
     assert records[2].reason == "stop codon (*) inside the sequence: residue 3"
 
 
-def test_protein_entries_are_records_themselves(tmp_path: Path) -> None:
+def test_protein_entries_are_records_themselves(tmp_path):
     entry = SeqRecord(Seq(UBIQUITIN), id="NP_1.1", name="NP_1", description="polyubiquitin-C")
     entry.annotations["molecule_type"] = "protein"
     with (tmp_path / "p.gp").open("w") as text:
@@ -316,10 +298,8 @@ MKV*
 @pytest.mark.parametrize("name", ["e.dat", "e.txt", "e.embl", "uniprot.fa"])
 def test_a_uniprot_flat_file_is_read_whatever_its_name(tmp_path, name):
     records = read(write(tmp_path / name, SWISS))
-    assert [(r.id, r.payload) for r in records] == [
-        ("P12345", b"MKTAYIAKQRQISFVKSHFSRQ"),
-        ("A0A023FBW4", b"MKTAY"),
-    ]
+    expected = [("P12345", b"MKTAYIAKQRQISFVKSHFSRQ"), ("A0A023FBW4", b"MKTAY")]
+    assert [(r.id, r.payload) for r in records] == expected
     assert "Test protein" in records[0].description
 
 
@@ -335,9 +315,8 @@ def test_a_title_of_pir_is_no_sequence(tmp_path):
 
 def test_a_line_of_labels_is_no_sequence(tmp_path):
     three = "".join(f">p{n}\n{'MKV' * n}\n{'HHE' * n}\n" for n in range(1, 4))
-    with pytest.raises(
-        UserError, match=r"t\.3line:3: each record has two lines of one length, so "
-    ):
+    said = r"t\.3line:3: each record has two lines of one length, so "
+    with pytest.raises(UserError, match=said):
         read(write(tmp_path / "t.3line", three))
     for wrapped in (
         "".join(f">p{n}\n{'MKV' * 4}\n{'MKL' * 4}\n" for n in range(3)),
@@ -347,24 +326,10 @@ def test_a_line_of_labels_is_no_sequence(tmp_path):
         assert len(read(write(tmp_path / "w.fa", wrapped))) == wrapped.count(">")
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "NA",
-        "nan",
-        "NaN",
-        "None",
-        "null",
-        "NULL",
-        "N/A",
-        "#N/A",
-        "na",
-        "none",
-        "Null",
-        "NONE",
-        r"\N",
-    ],
-)
+MISSING = r"NA nan NaN None null NULL N/A #N/A na none Null NONE \N"
+
+
+@pytest.mark.parametrize("word", MISSING.split())
 def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
     frame = pd.DataFrame({"id": ["P1", "NA"], "sequence": [word, "NAN"]})
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -387,7 +352,7 @@ TWO = b">a\nMKTAYIAKQR\n>b\nMKV\n"
 ONE_MORE = b">c\nMKL\n"
 
 
-def skippable(data: bytes, number: int) -> bytes:
+def skippable(data, number):
     """Return a frame of zstd that holds no data of the file, as pzstd and others write them."""
     return struct.pack("<II", 0x184D2A50 + number, len(data)) + data
 
@@ -412,7 +377,7 @@ def test_streams_behind_one_another_are_read_to_the_last(tmp_path, name):
     assert [record.id for record in records] == ["a", "b"] + ["c"] * (name in SEVERAL)
 
 
-def tar(data: bytes) -> bytes:
+def tar(data):
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         entry = tarfile.TarInfo("in.fa")
@@ -442,50 +407,30 @@ def test_what_a_packed_file_is_is_said(tmp_path, name):
         read(write(tmp_path / name, data))
 
 
-def as_file(table: pa.Table, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+def as_arrow(table, path, new=pa.ipc.new_file):
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=2)
 
 
-def as_stream(table: pa.Table, path: Path) -> None:
-    """Write what Hugging Face's datasets have."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=2)
-
-
-def as_feather(table: pa.Table, path: Path) -> None:
-    feather.write_feather(table, path, compression="zstd")
-
-
-def as_parquet(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path)
+AS_STREAM = partial(as_arrow, new=pa.ipc.new_stream)
+"""As Hugging Face's datasets are."""
 
 
 @pytest.mark.parametrize(
     ("write", "name"),
     [
-        (as_file, "in.arrow"),
-        (as_stream, "data-00000-of-00001.arrow"),
-        (as_feather, "in.feather"),
-        (as_parquet, "in.feather"),
-        (as_file, "in.parquet"),
+        (as_arrow, "in.arrow"),
+        (AS_STREAM, "data-00000-of-00001.arrow"),
+        (partial(feather.write_feather, compression="zstd"), "in.feather"),
+        (pq.write_table, "in.feather"),
+        (as_arrow, "in.parquet"),
     ],
 )
-def test_arrow_and_feather_are_tables_as_parquet_is(
-    tmp_path: Path,
-    write: Callable[[pa.Table, Path], None],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arrow_and_feather_are_tables_as_parquet_is(tmp_path, write, name, monkeypatch):
     monkeypatch.setattr(parquet, "BATCH_ROWS", 3)
     letters = ["MKV", None, "MKLA", "ACDEF", "GIVEQ"]
-    table = pa.table(
-        {
-            "other": pa.array(range(5)),
-            "sequence": pa.array(letters).dictionary_encode(),
-            "id": pa.array([1, 2, 3, 4, 5], pa.int64()),
-        }
-    )
+    columns = {"other": pa.array(range(5)), "sequence": pa.array(letters).dictionary_encode()}
+    table = pa.table({**columns, "id": pa.array([1, 2, 3, 4, 5], pa.int64())})
     path = tmp_path / name
     write(table, path)
     assert format_of(path).name in ("Arrow table", "Parquet table")

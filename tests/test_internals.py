@@ -62,8 +62,7 @@ def test_a_reach_that_finds_nothing_gives_way_and_says_so_once(name, monkeypatch
     monkeypatch.setattr(found, "has_failed", False)
     for _ in range(2):
         found(*NOTHING.get(name, (object(),)))
-    about = [text for text in said if f" {name}: " in text]
-    assert len(about) == (name not in QUIET)
+    assert len([text for text in said if f" {name}: " in text]) == (name not in QUIET)
 
 
 def test_no_result_hangs_on_any_of_them(tmp_path, environment, expected):
@@ -120,11 +119,8 @@ def test_snakemakes_insides_are_reached_for_in_one_file():
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-(ADMITTED,) = (
-    needed.specifier
-    for needed in map(Requirement, PROJECT["dependencies"])
-    if needed.name == "snakemake"
-)
+DEPENDENCIES = map(Requirement, PROJECT["dependencies"])
+(ADMITTED,) = (needed.specifier for needed in DEPENDENCIES if needed.name == "snakemake")
 (OLDEST,) = (bound.version for bound in ADMITTED if bound.operator == ">=")
 
 

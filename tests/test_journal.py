@@ -42,14 +42,10 @@ def write(path, firsts, budget=10):
 
 
 def large_batch(first, count=3):
-    columns = [
-        *batch(first, count).columns[:3],
-        pa.FixedSizeListArray.from_arrays(
-            pa.array(np.arange(count * 2**18, dtype=np.float32) + first), 2**18
-        ),
-        pa.FixedSizeListArray.from_arrays(pa.array(np.arange(9 * count, dtype=np.int8)), 9),
-    ]
-    return pa.record_batch(columns, schema=LARGE)
+    a, b = np.arange(count * 2**18, dtype=np.float32) + first, np.arange(9 * count, dtype=np.int8)
+    pairs = ((a, 2**18), (b, 9))
+    values = [pa.FixedSizeListArray.from_arrays(pa.array(x), width) for x, width in pairs]
+    return pa.record_batch([*batch(first, count).columns[:3], *values], schema=LARGE)
 
 
 def read(path):
@@ -238,8 +234,7 @@ def test_the_log_tells_what_was_in_flight(tmp_path):
 
 
 def test_several_batches_may_be_in_flight(tmp_path):
-    path = tmp_path / "j.arrows"
-    opened = Journal(path, SCHEMA, 10)
+    opened = Journal(tmp_path / "j.arrows", SCHEMA, 10)
     log = opened.log_path
     opened.begin([0, 1, 2])
     opened.begin([3, 4])
@@ -296,7 +291,6 @@ def test_who_looks_at_a_journal_that_becomes_a_part_sees_nothing(tmp_path, monke
 def test_another_schema_starts_over(tmp_path):
     path = tmp_path / "j.arrows"
     write(path, [0]).close()
-    other = part_schema(pa.schema({"value": pa.list_(pa.float32(), 5)}))
-    again = Journal(path, other, 10)
+    again = Journal(path, part_schema(pa.schema({"value": pa.list_(pa.float32(), 5)})), 10)
     again.close()
     assert again.num_resumed == 0

@@ -36,17 +36,15 @@ def who(pid):
 
 
 @pytest.fixture
-def node_of(gpu_node, environment):
+def node_of(request, gpu_node, environment):
     """Return a function that makes a node and a starter of leases on it."""
-    made = []
 
     def make(*gpus):
-        made.append(Leases(gpu_node(*gpus), environment))
-        return made[-1]
+        leases = Leases(gpu_node(*gpus), environment)
+        request.addfinalizer(leases.end_all)
+        return leases
 
-    yield make
-    for leases in made:
-        leases.end_all()
+    return make
 
 
 def test_the_command_takes_the_place_of_the_lease(node_of):
@@ -99,8 +97,7 @@ RING = """
 
 def test_overlapping_wants_never_deadlock(node_of):
     leases = node_of(3)
-    ring = [leases.python(RING, wants) for wants in ("0,1", "1,2", "2,0") * 2]
-    for process in ring:
+    for process in [leases.python(RING, wants) for wants in ("0,1", "1,2", "2,0") * 2]:
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, err
 
@@ -189,21 +186,10 @@ def test_who_waits_says_for_what_again_and_again(node_of):
 
 def test_children_keep_a_lease_on_purpose_only(node_of):
     leases = node_of(1)
-    script = "sleep 50 >/dev/null 2>&1 & echo $!"
-    child = int(leases(run=["sh", "-c", script])[0])
+    child = int(leases(run=["sh", "-c", "sleep 50 >/dev/null 2>&1 & echo $!"])[0])
     assert HELD in leases("--wait", 0, status=3)[1], "the child may hold the device's memory"
     heading, row = leases.list()
-    assert heading.split() == [
-        "GPU",
-        "STATE",
-        "SLOT",
-        "PID",
-        "USER",
-        "SINCE",
-        "COMMAND",
-        "OR",
-        "REASON",
-    ]
+    assert " ".join(heading.split()) == "GPU STATE SLOT PID USER SINCE COMMAND OR REASON"
     assert f" {child} " in row and "left by" in row
     os.kill(child, signal.SIGKILL)
     wait_for(lambda: leases.num_held() == 0)
@@ -218,8 +204,7 @@ def test_children_keep_a_lease_on_purpose_only(node_of):
             print(child.pid, flush=True)
     """
     for word, is_held in (("", False), ("keep", True)):
-        process = leases.python(code, word)
-        child = int(process.communicate(timeout=PATIENCE_SECONDS)[0])
+        child = int(leases.python(code, word).communicate(timeout=PATIENCE_SECONDS)[0])
         assert leases.num_held() == is_held
         os.kill(child, signal.SIGKILL)
 
@@ -314,8 +299,7 @@ def test_a_watched_command_cannot_lose_its_lease(node_of):
     """The kernel kills the command before it tells whoever waits for the watcher."""
     leases = node_of(1)
     closes = "import os; os.closerange(3, 100); print('ready', flush=True); print(input())"
-    run = [sys.executable, "-c", closes]
-    process = leases.start("--watch", run=run, stdin=subprocess.PIPE)
+    process = leases.start("--watch", run=[sys.executable, "-c", closes], stdin=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
     assert leases.num_held() == 1, "it closed what it inherited"
     process.kill()
@@ -347,8 +331,7 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     leases = node_of(3)
     stranger = leases.beside(["sleep", "100"])
     leases.node.run_on(leases.node.uuids[0], stranger.pid, 5000)
-    leases.node.gpus[1].used_mb = 30_000
-    leases.node.write()
+    leases.node.change(1, used_mb=30_000)
     assert {leases("--index-mode")[0] for _ in range(2)} == {"2"}
     said = leases("--gpus", 2, "--wait", 0, status=3)[1]
     assert f"GPU 0 (0000): used by {who(stranger.pid)}, which has no lease" in said
@@ -361,8 +344,7 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     )
     waiting = leases.python(SAY, "3")
     assert "GPU 1 (1100): 30000 MB" in waiting.stderr.readline()
-    leases.node.gpus[1].used_mb = 0
-    leases.node.write()
+    leases.node.change(1, used_mb=0)
     looked = next(line for line in waiting.stderr if "GPU 1" not in line)
     assert f"(GPU 0 (0000): used by {who(stranger.pid)}, which has no lease)" in looked
     stranger.kill()
@@ -474,12 +456,10 @@ def test_devices_that_fail_are_left_out_with_the_reason(node_of):
     assert "too few work: GPU 3 (3300): its compute mode is Prohibited" in said
     holder = leases.hold()
     waiting = leases.queue()
-    leases.node.gpus[2].lost = True
-    leases.node.write()
+    leases.node.change(2, lost=True)
     _, err = waiting.communicate(timeout=PATIENCE_SECONDS)
-    assert waiting.returncode == 3 and "GPU 2 (2200): GPU is lost" in err, (
-        "waiting would be of no use"
-    )
+    assert waiting.returncode == 3, "waiting would be of no use"
+    assert "GPU 2 (2200): GPU is lost" in err
     end(holder)
 
 
@@ -520,10 +500,8 @@ def test_no_visible_gpu_is_a_lease_of_the_cpu(node_of, mask):
     leases = node_of(1)
     variables = {"CUDA_VISIBLE_DEVICES": mask}
     out, said = leases("--gpus", 2, variables=variables)
-    assert (
-        out == ""
-        and f"leased the CPU: no GPU is visible here: CUDA_VISIBLE_DEVICES='{mask}'" in said
-    )
+    assert out == ""
+    assert f"leased the CPU: no GPU is visible here: CUDA_VISIBLE_DEVICES='{mask}'" in said
     assert "no GPU is visible here" in leases("--device", "cuda", status=2, variables=variables)[1]
 
 
@@ -537,8 +515,7 @@ def test_no_driver_is_a_lease_of_the_cpu(node_of):
 
 def test_a_lease_without_a_command_says_one_that_works(node_of):
     leases = node_of(1)
-    said = leases("--gpus", 1, run=[], status=2)[1]
-    example = said.strip().partition("as in: ")[2].split()
+    example = leases("--gpus", 1, run=[], status=2)[1].strip().partition("as in: ")[2].split()
     assert example[:2] == ["featuremill", "lease"] and example[-2] == "--"
     assert leases(*example[2:-2], run=example[-1:])[1].count("leased GPU 0 (0000)") == 1
 
@@ -548,14 +525,8 @@ def test_a_command_without_dashes_before_it_is_shown_with_them(verbs, words):
     said = verbs("lease", *words, status=2)
     shown = shlex.split(said.strip().partition("as in: ")[2])
     command = words[words.index("python") :] if "python" in words else words
-    assert shown == [
-        "featuremill",
-        "lease",
-        "--gpus",
-        "2" if "--gpus" in words else "1",
-        "--",
-        *command,
-    ]
+    num_gpus = "2" if "--gpus" in words else "1"
+    assert shown == ["featuremill", "lease", "--gpus", num_gpus, "--", *command]
     assert f"{command[0]}: this is no option; write the command after --" in said
 
 
@@ -618,8 +589,7 @@ def test_a_lost_device_among_those_given_is_not_passed_on(node_of):
     assert "GPU is lost" in leases(variables={"CUDA_VISIBLE_DEVICES": "0"}, status=3)[1]
     said = leases(variables={"CUDA_VISIBLE_DEVICES": leases.node.uuids[0]}, status=3)[1]
     assert "names no GPU that is here; GPU 0: GPU is lost." in said
-    leases.node.gpus[0].lost = False
-    leases.node.write()
+    leases.node.change(0, lost=False)
     said = leases(variables={"CUDA_VISIBLE_DEVICES": "7"}, status=2)[1]
     assert "CUDA_VISIBLE_DEVICES=7 names no GPU that is here." in said
 
@@ -723,13 +693,9 @@ def test_failures_of_another_time_keep_no_device_from_its_work(tmp_path, monkeyp
 
 def test_settings_come_from_variables_and_the_command_line_beats_them(node_of):
     leases = node_of(4)
-    variables = {
-        "FEATUREMILL_DEVICES": "3,2",
-        "FEATUREMILL_POLICY": "sequential",
-        "FEATUREMILL_SLOTS_PER_GPU": "2",
-        "FEATUREMILL_MIN_FREE_MB": "1000",
-        "FEATUREMILL_WAIT": "0",
-    }
+    asked = {"DEVICES": "3,2", "POLICY": "sequential", "SLOTS_PER_GPU": "2"}
+    asked |= {"MIN_FREE_MB": "1000", "WAIT": "0"}
+    variables = {f"FEATUREMILL_{name}": text for name, text in asked.items()}
     held = [leases.hold("--index-mode", variables=variables) for _ in range(4)]
     assert [process.holds for process in held] == ["3", "3", "2", "2"]
     assert HELD in leases(status=3, variables=variables)[1]
@@ -779,8 +745,7 @@ def test_the_list_has_every_gpu_and_what_keeps_it_from_a_job(node_of):
     assert "30000 MB in use without a lease" in rows[3] and rows[4].endswith("GPU is lost")
     assert rows[5].endswith("its compute mode is Prohibited")
     assert [row[slot:pid].strip() for row in rows[7:]] == ["1 of 1", "1 of 1 in 1 of 1"]
-    gpus[1].lost = True
-    leases.node.write()
+    leases.node.change(1, lost=True)
     rows = leases.list()
     assert rows[2].split()[:3] == ["GPU", "1", "lost"]
     assert any(row.startswith("GPU (1100)") and f" {holder.pid} " in row for row in rows[1:])

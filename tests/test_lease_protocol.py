@@ -45,8 +45,7 @@ def hold(old, *arguments):
 
 def refused(old, *arguments):
     """Return what a lease that does not wait says."""
-    process = old.python(HOLD, *map(str, arguments), "0")
-    return process.communicate(timeout=PATIENCE_SECONDS)[1]
+    return old.python(HOLD, *map(str, arguments), "0").communicate(timeout=PATIENCE_SECONDS)[1]
 
 
 def test_leases_of_the_old_version_and_of_this_one_respect_each_other(both):

@@ -40,14 +40,9 @@ class Stress:
     def start(self, user):
         milliseconds = self.rng.randint(100, 1500)
         command = [self.witness, self.run, NUM_SLOTS, self.log, milliseconds]
-        as_user = {} if user is None else {"user": user, "group": user}
-        return self.leases.start(
-            *("--quiet", "--slots-per-gpu", NUM_SLOTS),
-            run=[str(word) for word in command],
-            cwd="/",
-            stdout=subprocess.DEVNULL,
-            **as_user,
-        )
+        more = {} if user is None else {"user": user, "group": user}
+        more |= {"run": [*map(str, command)], "cwd": "/", "stdout": subprocess.DEVNULL}
+        return self.leases.start("--quiet", "--slots-per-gpu", NUM_SLOTS, **more)
 
     def events(self):
         lines = (line.split() for line in self.log.read_text().splitlines())

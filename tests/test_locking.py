@@ -46,8 +46,7 @@ def test_a_look_at_a_lock_makes_nobody_wait(tmp_path, monkeypatch):
 
 
 def test_a_merge_waits_until_the_plan_is_written(verbs):
-    plan = verbs.plan([("a", "MKV"), ("b", "MKVA")])
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([("a", "MKV"), ("b", "MKVA")]))
     lock = verbs.run_folder.store / "plan.lock"
     with locked(lock):
         merge = verbs.start("merge", verbs.run_folder.root, "--partial")
@@ -58,5 +57,4 @@ def test_a_merge_waits_until_the_plan_is_written(verbs):
         assert not verbs.run_folder.partial.delivery.exists()
     merge.communicate(timeout=60)
     assert merge.returncode == 0
-    told = json.loads(verbs.run_folder.partial.delivery.read_text())
-    assert told["counts"]["ok"] == 2
+    assert json.loads(verbs.run_folder.partial.delivery.read_text())["counts"]["ok"] == 2

@@ -33,8 +33,7 @@ def test_a_word_that_a_verb_does_not_take_is_named_with_its_help(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["status", "results/my", "--resluts", "x"])
     assert ended.value.code == 2
-    said = "status takes no --resluts x; see featuremill status --help."
-    assert said in capsys.readouterr().err
+    assert "status takes no --resluts x; see featuremill status --help." in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -150,15 +149,13 @@ def test_what_takes_no_time_says_nothing(clock, caplog):
 
 def test_the_last_error_of_a_log_is_that_of_its_last_attempt(tmp_path, capsys):
     path = tmp_path / "logs" / "x.log"
-    arguments = ["plan", str(tmp_path / "run"), "--config", written("["), "--log", str(path)]
-    assert main(arguments) == 2
+    assert main(["plan", str(tmp_path / "run"), "--config", written("["), "--log", str(path)]) == 2
     assert "my.yaml:1: this is not valid YAML" in log.last_error(path)
     with path.open("a") as file:
         file.write("\n2026-01-01 00:00:00,000 DEBUG   featuremill.plan: begin: another\nrubbish \n")
     assert log.last_error(path) == ""
-    assert (
-        main(["plan", str(tmp_path / "run"), "--config", "no.yaml", "--log-file", str(path)]) == 2
-    )
+    words = ["plan", str(tmp_path / "run"), "--config", "no.yaml", "--log-file", str(path)]
+    assert main(words) == 2
     assert "no.yaml: this config cannot be read" in log.last_error(path)
     assert log.last_error(tmp_path / "none.log") == ""
 

@@ -1,6 +1,5 @@
 """merge: every record accounted for, every vector with its own id, nothing damaged delivered."""
 
-import csv
 import hashlib
 import json
 import logging
@@ -18,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 from plans import read_sealed, write_sealed
-from programs import Verbs
+from programs import Verbs, rows_of
 
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.config import Config, validate
+from featuremill.config import Config
 from featuremill.kit.hdf5 import dataset_name
 from featuremill.merge import accounts, gather, provenance, shuffle
 from featuremill.merge.command import _say, merge, merge_partial
@@ -42,14 +41,8 @@ from featuremill.store.results import Results
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 ALL = ["parquet", "per_protein_h5", "npy"]
 RECORDS = [
-    ("sp|P1|A_B", "MKVLA"),
-    ("with/slash", "ACDEFGHIK"),
-    ("100%", "WWWWWW"),
-    ("twin", "MKVLA"),
-    ("refused", "MK*LA"),
-    ("sp|P1|A_B", "MKVLA"),
-    ("ünïcode🧬", "GGG"),
-    (".", "PPPP"),
+    *(("sp|P1|A_B", "MKVLA"), ("with/slash", "ACDEFGHIK"), ("100%", "WWWWWW"), ("twin", "MKVLA")),
+    *(("refused", "MK*LA"), ("sp|P1|A_B", "MKVLA"), ("ünïcode🧬", "GGG"), (".", "PPPP")),
     *((f"r{n}", "ACDE" * (n + 1)) for n in range(30)),
 ]
 
@@ -73,6 +66,11 @@ def run(extracted, tmp_path):
     """Return a copy of that run's folder, to be damaged at will."""
     shutil.copytree(extracted.run_folder.root, tmp_path / "run")
     return Results(tmp_path / "run")
+
+
+def refused(run, sentence, outputs=ALL, error=IntegrityError):
+    with pytest.raises(error, match=sentence):
+        merge(run, outputs, 0)
 
 
 def expected():
@@ -105,11 +103,9 @@ def test_every_output_has_every_id_with_its_own_vector(run):
 
 def test_the_failed_table_has_every_record_without_values(run):
     merge(run, ALL, 0)
-    with (run.root / "failed.tsv").open(newline="") as handle:
-        rows = list(csv.DictReader(handle, delimiter="\t"))
-    assert [(row["id"], row["line"], row["status"]) for row in rows] == [
-        ("refused", "9", "refused")
-    ]
+    rows = rows_of(run.root / "failed.tsv")
+    told = [(row["id"], row["line"], row["status"]) for row in rows]
+    assert told == [("refused", "9", "refused")]
     assert "stop codon" in rows[0]["reason"]
 
 
@@ -233,8 +229,7 @@ def test_a_dataset_on_a_full_disk_is_an_error_and_not_half_a_result(run, monkeyp
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parquet, "Writer", Full)
-    with pytest.raises(OSError, match="No space left"):
-        merge(run, ["parquet_dataset"], 0)
+    refused(run, "No space left", ["parquet_dataset"], error=OSError)
     assert not [path for path in run.root.iterdir() if "embeddings" in path.name]
     assert not (run.root / "manifest.json").exists()
 
@@ -289,8 +284,7 @@ def test_an_ok_row_without_a_number_is_never_delivered(run, number, said):
     wrong = hashlib.sha256(b"GGG").digest()
     vector = None if number is None else [number]
     rewrite(run, values, lambda digest: {"x": vector if digest == wrong else [1.0]})
-    with pytest.raises(IntegrityError, match=said):
-        merge(run, ["parquet", "npy"], 0)
+    refused(run, said, ["parquet", "npy"])
     assert {path.name for path in run.root.glob(".*")} == {RECORD, ".state"}
     assert not (run.root / "embeddings.parquet").exists()
 
@@ -299,8 +293,7 @@ def test_a_row_of_another_record_is_never_delivered(run, monkeypatch):
     """Rows are looked up by their place, and every one is compared with its record."""
     right = Part.row_numbers
     monkeypatch.setattr(Part, "row_numbers", lambda part: right(part)[::-1].copy())
-    with pytest.raises(IntegrityError, match="not that of its record"):
-        merge(run, ["parquet"], 0)
+    refused(run, "not that of its record", ["parquet"])
 
 
 def test_parts_with_other_columns_are_refused(run):
@@ -309,13 +302,11 @@ def test_parts_with_other_columns_are_refused(run):
     one = plan["shards"][0]["shard"]
     path, receipt = run.part(plan["recipe"], one), run.receipt(plan["recipe"], one)
     table = pa.ipc.open_stream(path.read_bytes()).read_all()
-    with pa.ipc.new_stream(
-        str(path), table.rename_columns([*table.column_names[:3], "y"]).schema
-    ) as s:
-        s.write_table(table.rename_columns([*table.column_names[:3], "y"]))
+    table = table.rename_columns([*table.column_names[:3], "y"])
+    with pa.ipc.new_stream(str(path), table.schema) as stream:
+        stream.write_table(table)
     write_sealed(receipt, read_sealed(receipt) | {"part": digest_of_file(path)})
-    with pytest.raises(IntegrityError, match="its columns are not those of the other parts"):
-        merge(run, ["parquet"], 0)
+    refused(run, "its columns are not those of the other parts", ["parquet"])
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(run, monkeypatch, caplog):
@@ -348,8 +339,7 @@ def test_all_damaged_parts_are_set_aside_at_once(run):
     for shard in plan["shards"][:3]:
         run.part(plan["recipe"], shard["shard"]).write_bytes(b"rubbish")
     run.receipt(plan["recipe"], plan["shards"][3]["shard"]).write_text("")
-    with pytest.raises(IntegrityError, match="3 more like it"):
-        merge(run, ALL, 0)
+    refused(run, "3 more like it")
     left = [s for s in plan["shards"] if run.receipt(plan["recipe"], s["shard"]).exists()]
     assert len(left) == len(plan["shards"]) - 4
 
@@ -367,13 +357,10 @@ def test_old_results_never_stand_beside_new_ones(run):
 
 
 def test_a_manifest_that_lost_a_row_is_refused(run):
-    table = pq.read_table(run.records)
-    pq.write_table(table.slice(0, 37), run.records)
-    with pytest.raises(IntegrityError, match="does not belong to plan"):
-        merge(run, ALL, 0)
+    pq.write_table(pq.read_table(run.records).slice(0, 37), run.records)
+    refused(run, "does not belong to plan")
     run.records.unlink()
-    with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
-        merge(run, ALL, 0)
+    refused(run, r"it is gone; delete plan\.json")
     with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
         retry([run], [])
 
@@ -401,8 +388,7 @@ def test_sums_that_do_not_agree_are_never_delivered(run, kind):
     plan = read_sealed(run.plan)
     plan["counts"][kind] += 1
     write_sealed(run.plan, plan)
-    with pytest.raises(IntegrityError, match="the records don't add up"):
-        merge(run, ALL, 0)
+    refused(run, "the records don't add up")
     assert not list(run.root.glob("*embeddings*")) and not list(run.root.glob("*.h5"))
 
 
@@ -414,26 +400,22 @@ def test_rows_that_are_lost_on_the_way_are_never_delivered(run, monkeypatch):
         yield from [*blocks[:-1], blocks[-1].slice(0, blocks[-1].num_rows - 1)]
 
     monkeypatch.setattr(gather.Gatherer, "pieces", all_but_the_last)
-    with pytest.raises(IntegrityError, match="35 rows written for 36 ok records"):
-        merge(run, ALL, 0)
+    refused(run, "35 rows written for 36 ok records")
     assert not list(run.root.glob("*embeddings*")) and not list(run.root.glob("*.h5"))
 
 
 def test_an_output_with_nothing_to_hold_is_refused(run):
-    with pytest.raises(UserError, match="per_residue_h5 needs per_residue: true"):
-        merge(run, ["per_residue_h5"], 0)
+    refused(run, "per_residue_h5 needs per_residue: true", ["per_residue_h5"], error=UserError)
     assert not list(run.root.glob(".per-residue*"))
 
 
 def test_more_failures_than_allowed_deliver_nothing_and_name_the_list(verbs):
     records = [("good", "MKV"), ("bad with a story", "RAISEA"), ("same", "RAISEA")]
-    plan = verbs.plan([*records, ("no", "M*V")], "poison")
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([*records, ("no", "M*V")], "poison"))
     said = verbs("merge", verbs.run_folder.root, "--outputs", "parquet", status=2)
     assert "2 of 4 records failed and max_failed is 0" in said and "failed.tsv has each one" in said
-    assert "failed.fa their sequences; featuremill retry results/test" in said.replace(
-        str(verbs.folder) + "/", ""
-    )
+    said = said.replace(f"{verbs.folder}/", "")
+    assert "failed.fa their sequences; featuremill retry results/test" in said
     sequences = (verbs.run_folder.store / "failed.fa").read_text()
     assert sequences == ">bad with a story\nRAISEA\n>same\nRAISEA\n"
     listed = (verbs.run_folder.store / "failed.tsv").read_text()
@@ -446,9 +428,7 @@ def test_more_failures_than_allowed_deliver_nothing_and_name_the_list(verbs):
 
 
 def test_only_failures_make_empty_results(verbs):
-    plan = verbs.plan([("bad", "RAISEA")], "poison")
-    verbs.extract(plan)
-    verbs("merge", verbs.run_folder.root, "--outputs", *ALL, "--max-failed", "1")
+    verbs.finish([("bad", "RAISEA")], *ALL, max_failed=1, workload="poison")
     assert np.load(verbs.run_folder.root / "embeddings.npy").shape == (0, 1)
     assert len(featuremill.load(verbs.run_folder.root)) == 0
 
@@ -461,19 +441,14 @@ def test_records_that_were_cleaned_are_listed_with_what_was_done(verbs):
     assert head == "id\tsource\tline\tnote"
     told = {row.split("\t")[0]: row.split("\t")[2:] for row in rows}
     dropped, read = "* at the end dropped", "J read as X"
-    assert told == {
-        "stop": ["3", dropped],
-        "odd": ["5", read],
-        "both": ["7", f"{dropped}; {read}"],
-    }
+    assert told == {"stop": ["3", dropped], "odd": ["5", read], "both": ["7", f"{dropped}; {read}"]}
     verbs.extract(verbs.plan([("good", "MKV")], "composition"))
     merge(verbs.run_folder, ["parquet"], 2)
     assert (verbs.run_folder.root / "notes.tsv").read_text() == f"{head}\n"
 
 
 def test_failed_records_that_are_no_sequences_leave_the_fasta_empty(verbs, monkeypatch, caplog):
-    plan = verbs.plan([("bad", "RAISEA"), ("worse", "RAISEC")], "poison")
-    verbs.extract(plan)
+    verbs.extract(verbs.plan([("bad", "RAISEA"), ("worse", "RAISEC")], "poison"))
     monkeypatch.setattr(accounts, "SEQUENCE", re.compile(b"[A-Z]*A"))
     monkeypatch.setattr(logging.getLogger("featuremill"), "propagate", True)
     with caplog.at_level("INFO"):
@@ -497,11 +472,6 @@ def test_a_failed_record_whose_shard_is_gone_is_a_sentence(verbs):
     assert "this shard is gone, and some of its records failed" in said
 
 
-def test_the_config_knows_every_output():
-    config = validate({"inputs": "x.fa", "workload": "composition", "outputs": ALL})
-    assert list(config.outputs) == ALL
-
-
 @pytest.mark.parametrize(
     ("outputs", "num_records", "named"),
     [
@@ -521,14 +491,9 @@ def test_an_output_that_is_too_small_for_the_run_is_named(outputs, num_records, 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_records(tmp_path, environment):
     """A gigabyte of values in as much memory as twice a chunk of the shuffle and a few blocks."""
-    told = subprocess.run(
-        [sys.executable, "-m", "bench.merge_scale", "--records", "2000000", "--width", "128"],
-        cwd=ROOT,
-        env={**environment, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
+    words = ["-m", "bench.merge_scale", "--records", "2000000", "--width", "128"]
+    more = {"cwd": ROOT, "env": {**environment, "TMPDIR": str(tmp_path)}, "text": True}
+    told = subprocess.check_output([sys.executable, *words], **more)
     assert float(re.search(r"([0-9.]+) GiB at most", told)[1]) < 2, told
 
 

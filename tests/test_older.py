@@ -46,8 +46,7 @@ def copy(older, tmp_path, environment):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_status_calls_it_done(older, name):
-    said = older.type("featuremill", "status", f"{name}.yaml").out
-    assert "Nothing to do." in said
+    assert "Nothing to do." in older.type("featuremill", "status", f"{name}.yaml").out
 
 
 @pytest.mark.parametrize(

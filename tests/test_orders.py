@@ -101,11 +101,8 @@ def outputs_of(about, values):
 
 def contents(path):
     files = [file for file in (path, *sorted(path.rglob("*"))) if file.is_file()]
-    return {
-        str(file.relative_to(path)): file.read_bytes()
-        for file in files
-        if file.name != formats.OF_SNAKEMAKE
-    }
+    files = [file for file in files if file.name != formats.OF_SNAKEMAKE]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 def rows(folder):

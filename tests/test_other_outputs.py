@@ -89,8 +89,7 @@ def test_export_writes_them_and_clean_removes_what_they_are_made_of(run):
     (root / "letters" / "p" / "ids.txt").unlink()
     assert status(run, expected=0) == {"export_damaged"}
     said = run.verb("status", "results/test", "--json").out
-    command = re.search(r"featuremill (export \S+ --to letters) writes it again", said)
-    run.verb(*command[1].split())
+    run.verb(*re.search(r"featuremill (export \S+ --to letters) writes it again", said)[1].split())
     assert status(run) == set()
     half = temporary_folder(root / "letters") / "p"
     half.mkdir()

@@ -26,8 +26,7 @@ from featuremill.store.results import Results
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, environment):
     verbs = Verbs(tmp_path_factory.mktemp("ours"), environment)
-    verbs.extract(verbs.plan(random_records(10)))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "parquet_dataset", "npy")
+    verbs.finish(random_records(10), "parquet", "parquet_dataset", "npy")
     (verbs.folder / ".snakemake").mkdir()
     return verbs
 
@@ -152,17 +151,22 @@ def test_the_bytes_of_a_person_survive_every_command(finished, tmp_path, caplog,
 # ---- the ways in which it was lost ----
 
 
-def test_an_annotated_h5ad_survives_the_next_run(tmp_path, environment):
-    """Exported, annotated, saved under our name; then a protein is added."""
-    records = random_records(8)
-    workflow = Workflow(tmp_path, environment, records)
+@pytest.fixture
+def workflow(tmp_path, environment):
+    """Return a run with its results, but for the report."""
+    workflow = Workflow(tmp_path, environment, random_records(8))
     workflow("merge")
+    return workflow
+
+
+def test_an_annotated_h5ad_survives_the_next_run(workflow):
+    """Exported, annotated, saved under our name; then a protein is added."""
     root = workflow.run_folder.root
     workflow.verb("export", root, "--to", "h5ad", "npy")
     with h5py.File(root / "embeddings.h5ad", "a") as file:
         file["obsm/X_umap"] = [[1.0, 2.0]]
     annotated = (root / "embeddings.h5ad").read_bytes()
-    workflow.write(records + random_records(1, seed=9))
+    workflow.write(random_records(8) + random_records(1, seed=9))
     said = workflow("merge")
     assert "embeddings.h5ad is kept: " in said
     assert (root / "embeddings.h5ad").read_bytes() == annotated
@@ -201,9 +205,7 @@ def test_a_first_run_into_a_folder_of_others_and_changed_outputs_lose_nothing(
         assert (root / name).read_bytes().endswith(b"mine") and name in said
 
 
-def test_changed_outputs_survive_a_snakemake_of_other_insides(tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(8))
-    workflow("merge")
+def test_changed_outputs_survive_a_snakemake_of_other_insides(workflow):
     root, changed = workflow.run_folder.root, ("embeddings.parquet", "failed.tsv")
     for name in changed:
         with (root / name).open("ab") as file:
@@ -219,9 +221,7 @@ def test_changed_outputs_survive_a_snakemake_of_other_insides(tmp_path, environm
     assert len(list(root.glob("*yours*"))) == 2, "the others are ours"
 
 
-def test_a_touch_claims_nothing(tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(8))
-    workflow("merge")
+def test_a_touch_claims_nothing(workflow):
     root = workflow.run_folder.root
     (root / "embeddings.parquet").write_bytes(b"mine")
     workflow("merge", "--touch", "--forceall")
@@ -310,12 +310,10 @@ def test_clean_leaves_what_only_looks_like_ours(run, keep, caplog):
     assert len(mine) > 250
     with contextlib.suppress(UserError):  # a file in a folder of results is not what merge wrote
         clean.run(argparse.Namespace(run_folder=run.root, keep=keep, yes=True))
-    lost = [path for path in mine if not path.exists() or path.read_bytes() != b"mine"]
-    assert not lost
+    assert not [path for path in mine if not path.exists() or path.read_bytes() != b"mine"]
     if keep == "nothing":
         left = {path for path, content in contents(run.root).items() if content != b"mine"}
-        others = {path for path in left if not ours.is_beside(path.name)}
-        assert not others, "all else was ours"
+        assert not {path for path in left if not ours.is_beside(path.name)}, "all else was ours"
         assert f"{len(mine) - clean.MOST_NAMED:,} more" in caplog.text
 
 

@@ -21,7 +21,7 @@ import yaml
 from conftest import ROOT
 from esm2_models import fair_esm_bundled
 from mounts import Mount
-from programs import Verbs, written
+from programs import Verbs, flip, written
 from safetensors import safe_open
 
 import featuremill
@@ -77,13 +77,8 @@ OF_ONE_WORKLOAD = {
 """What ESM-2's values cannot fill: test_geneformer.py, test_geneformer_genes.py, test_llm_json.py,
 test_scores.py and test_contacts.py have these."""
 ALL = [name for name in names() if name not in OF_ONE_WORKLOAD]
-OPTIONS = {
-    "model": "mill_t6_8M",
-    "layers": [3, 6],
-    "pool": ["mean", "bos"],
-    "per_residue": True,
-    "dtype": "fp32",
-}
+OPTIONS = {"model": "mill_t6_8M", "layers": [3, 6], "pool": ["mean", "bos"], "dtype": "fp32"}
+OPTIONS |= {"per_residue": True}
 
 
 ROWS = pa.list_(pa.struct({"variant": pa.string()}))
@@ -117,11 +112,9 @@ def done(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("outputs")
     verbs = Verbs(folder, {**environment, "FEATUREMILL_CACHE": str(folder / "cache")})
     verbs("weights", "mill_t6_8M", "--output", "weights.json")
-    more = ("--weights", "weights.json")
     written = [(header.replace("NAME and", "NAME\t and"), HEADERS[header]) for header in HEADERS]
-    plan = verbs.plan(written, "esm2", OPTIONS, more=more)
-    verbs.extract(plan)
-    verbs("merge", verbs.run_folder.root, "--outputs", *ALL)
+    more = ("--weights", "weights.json")
+    verbs.finish(written, *ALL, workload="esm2", options=OPTIONS, more=more)
     return verbs
 
 
@@ -252,8 +245,7 @@ def test_each_pt_is_what_fair_esms_script_would_write(results, table):
     labels = [torch.load(path, weights_only=True)["label"] for path in shortened]
     assert sorted(labels) == ["../../outside", f"long {LONG}"]
     assert len(files_of(folder)) == len(IDS)
-    inside = {path.name for path in results.iterdir()}
-    assert not [name for name in inside if "outside" in name]
+    assert not [name for name in {path.name for path in results.iterdir()} if "outside" in name]
 
 
 def test_a_header_may_make_a_folder_that_is_named_like_a_table(tmp_path):
@@ -264,12 +256,8 @@ def test_a_header_may_make_a_folder_that_is_named_like_a_table(tmp_path):
 
 
 def check_pt(found, header, length, row):
-    assert list(found) == [
-        "label",
-        "mean_representations",
-        "bos_representations",
-        "representations",
-    ]
+    representations = ["mean_representations", "bos_representations", "representations"]
+    assert list(found) == ["label", *representations]
     assert found["label"] == header
     for layer in (3, 6):
         assert found["mean_representations"][layer].tolist() == row[f"mean_layer_{layer}"]
@@ -318,16 +306,9 @@ def attributes(path, name):
 def test_every_file_says_how_it_was_made(done, name):
     plan = json.loads(done.run_folder.plan.read_text())
     found = attributes(done.run_folder.root / files()[name], name)
-    expected = {
-        "model_name": "mill_t6_8M",
-        "layers": "3, 6",
-        "pool": "mean, bos",
-        "dtype": "fp32",
-        "recipe": plan["recipe"],
-        "weights_sha256": plan["settings"]["weights_sha256"],
-        "workload": "esm2",
-        "featuremill_version": featuremill.__version__,
-    }
+    expected = {"model_name": "mill_t6_8M", "layers": "3, 6", "pool": "mean, bos", "dtype": "fp32"}
+    expected |= {"workload": "esm2", "featuremill_version": featuremill.__version__}
+    expected |= {"recipe": plan["recipe"], "weights_sha256": plan["settings"]["weights_sha256"]}
     assert {key: found[key] for key in expected} == expected
     assert json.loads(found["versions"])["torch"] == torch.__version__
     assert json.loads(found["options"])["layers"] == [3, 6]
@@ -337,30 +318,21 @@ def test_every_file_says_how_it_was_made(done, name):
 def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
     """Of records as large as people's, with headers as Swiss-Prot's."""
     count, length, width = 200, 300, 64
-    values = pa.schema(
-        {
-            "mean_layer_6": pa.list_(pa.float32(), width),
-            "residues_layer_6": pa.list_(pa.list_(pa.float16(), width)),
-        }
-    )
+    residue = pa.list_(pa.float16(), width)
+    values = {"mean_layer_6": pa.list_(pa.float32(), width), "residues_layer_6": pa.list_(residue)}
+    values = pa.schema(values)
     numbers = np.random.default_rng(0).standard_normal(count * (length + 1) * width)
     pooled, residues = numbers[: count * width], numbers[count * width :].astype(np.float16)
     edges = np.arange(0, count * length + 1, length, dtype=np.int32)
     rows = pa.FixedSizeListArray.from_arrays(pa.array(residues), width)
     ids = [f"sp|P{number:05d}|NAME{number}_HUMAN" for number in range(count)]
-    block = pa.table(
-        {
-            "id": ids,
-            "description": [f"Protein {id} OS=Homo sapiens OX=9606 PE=1 SV=2" for id in ids],
-            "length": [length] * count,
-            "sha256": pa.array([bytes([number]) * 32 for number in range(count)], pa.binary(32)),
-            "sample": [""] * count,
-            "mean_layer_6": pa.FixedSizeListArray.from_arrays(
-                pa.array(pooled.astype(np.float32)), width
-            ),
-            "residues_layer_6": pa.ListArray.from_arrays(pa.array(edges), rows),
-        }
-    )
+    titles = [f"Protein {id} OS=Homo sapiens OX=9606 PE=1 SV=2" for id in ids]
+    digests = pa.array([bytes([number]) * 32 for number in range(count)], pa.binary(32))
+    means = pa.FixedSizeListArray.from_arrays(pa.array(pooled.astype(np.float32)), width)
+    columns = {"id": ids, "description": titles, "length": [length] * count, "sha256": digests}
+    columns |= {"sample": [""] * count, "mean_layer_6": means}
+    columns["residues_layer_6"] = pa.ListArray.from_arrays(pa.array(edges), rows)
+    block = pa.table(columns)
     path = tmp_path / "result"
     if format_of(name).is_folder:
         path.mkdir()
@@ -384,10 +356,8 @@ def test_small_blocks_make_the_same_files(run, monkeypatch):
     before = {files()[name]: about for name, about in before.items()}
     assert {file: after[file] for file in arrays} == {file: before[file] for file in arrays}
     again = anndata.read_h5ad(run.root / "embeddings.h5ad")
-    assert (
-        again.obs_names.tolist() == IDS
-        and (np.load(run.root / "embeddings.npy")[:, :320] == again.X).all()
-    )
+    assert again.obs_names.tolist() == IDS
+    assert (np.load(run.root / "embeddings.npy")[:, :320] == again.X).all()
 
 
 def test_export_gives_what_merge_would_have_written(run):
@@ -408,8 +378,7 @@ def test_export_gives_what_merge_would_have_written(run):
 
 def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys):
     merge(run, ["parquet"], 0)
-    command = ["export", str(run.root), "--to", "h5ad", "npy", "--to", "parquet"]
-    assert __main__.main(command) == 0
+    assert __main__.main(["export", str(run.root), "--to", "h5ad", "npy", "--to", "parquet"]) == 0
     assert "embeddings.parquet is there already" in capsys.readouterr().err
     assert isinstance(featuremill.load_matrix(run.root, "bos_layer_6")[1], np.memmap)
     status = ["status", str(run.root), "--json", "--verify"]
@@ -431,8 +400,7 @@ def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys)
     assert "--to h5ad" in str(problems) and "--to npy" in str(problems)
     merge(run, ["parquet"], 0)
     left = {path.name for path in run.root.iterdir()}
-    gone = {"embeddings.npy", "embeddings.npy.json", "exports.json"}
-    assert not left & gone
+    assert not left & {"embeddings.npy", "embeddings.npy.json", "exports.json"}
     assert "embeddings.h5ad" in left, "somebody changed it"
 
 
@@ -492,9 +460,7 @@ def test_what_cannot_be_exported_is_said(run):
     plan = run.read_plan()
     [shard] = plan.shards
     part = run.part(plan.recipe, shard.shard)
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 4
-    part.write_bytes(content)
+    flip(part)
     with pytest.raises(IntegrityError, match=r"status .* --verify prints what to do"):
         export(run, ["h5ad"])
     assert part.exists(), "export only looks"
@@ -507,8 +473,7 @@ def test_what_cannot_be_exported_is_said(run):
 
 
 def test_an_impossible_format_is_refused_with_those_beside_it(verbs):
-    verbs.extract(verbs.plan([("a", "MKV")]))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    verbs.finish([("a", "MKV")], "parquet")
     words = ("export", verbs.run_folder.root, "--to", "npy", "per_residue_h5", "h5ad")
     assert "per_residue_h5 needs" in verbs(*words, status=2)
     left = {path.name for path in verbs.run_folder.root.iterdir()}
@@ -533,9 +498,8 @@ def test_commands_that_take_a_folder_take_its_config(verbs, tmp_path):
     verbs("export", "my.yaml", "--to", "npy")
     assert (verbs.run_folder.root / "embeddings.npy").exists()
     sets = {name: {"workload": "composition", "outputs": "parquet"} for name in ("a", "b")}
-    (tmp_path / "two.yaml").write_text(
-        yaml.safe_dump({"run": "two", "inputs": "in.fa", "features": sets})
-    )
+    two = {"run": "two", "inputs": "in.fa", "features": sets}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(two))
     for name in sets:
         (tmp_path / "results" / "two" / name).mkdir(parents=True)
         (tmp_path / "results" / "two" / name / "plan.json").touch()
@@ -544,9 +508,8 @@ def test_commands_that_take_a_folder_take_its_config(verbs, tmp_path):
         names = "results/two/a, results/two/b"
         assert f"{typed}: it has 2 sets of features; name one of their folders: {names}." in said
     assert "none.yaml: there is no such config" in verbs("merge", "none.yaml", status=2)
-    assert "results/test: this is a folder; name the config" in verbs(
-        "estimate", "results/test", status=2
-    )
+    said = verbs("estimate", "results/test", status=2)
+    assert "results/test: this is a folder; name the config" in said
 
 
 def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
@@ -579,9 +542,8 @@ def test_a_part_that_was_only_finished_is_of_no_other_version():
         for versions in ({"torch": "2.9"}, {}, {"torch": "2.8"})
     )
     assert provenance.warnings_of([first, second]) == []
-    assert provenance.warnings_of([first, other]) == [
-        "parts were computed with different torch: 2.8, 2.9."
-    ]
+    said = ["parts were computed with different torch: 2.8, 2.9."]
+    assert provenance.warnings_of([first, other]) == said
 
 
 def test_a_column_never_takes_the_place_of_the_ids(tmp_path):

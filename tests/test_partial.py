@@ -1,13 +1,13 @@
 """merge --partial: what there is by now, in a folder of its own, never in the way of the whole."""
 
-import csv
 import json
 import shutil
 
 import h5py
 import pyarrow.parquet as pq
 import pytest
-from programs import Verbs, Workflow, random_records
+import yaml
+from programs import Verbs, Workflow, flip, jobs_listed, random_records, rows_of
 
 from featuremill import __main__
 from featuremill.base.errors import UserError
@@ -47,8 +47,7 @@ def partial_files(run):
 
 
 def listed(run):
-    with (run.root / "partial" / "failed.tsv").open(newline="") as handle:
-        return {row["id"]: row for row in csv.DictReader(handle, delimiter="\t")}
+    return {row["id"]: row for row in rows_of(run.root / "partial" / "failed.tsv")}
 
 
 def plan_of(run):
@@ -80,9 +79,7 @@ def test_every_file_says_that_it_is_partial_and_everything_adds_up(run):
     rows = listed(run)
     pending = {id for id, row in rows.items() if row["status"] == "pending"}
     assert len(pending) == counts["pending"]
-    assert {row["reason"] for row in rows.values() if row["status"] == "pending"} == {
-        "not computed yet"
-    }
+    assert {rows[id]["reason"] for id in pending} == {"not computed yet"}
     assert not pending & set(table["id"].to_pylist())
     assert pending | {*table["id"].to_pylist(), "refused", "bad"} == {id for id, _ in RECORDS}
 
@@ -93,11 +90,9 @@ def test_a_kept_receipt_counts_and_a_damaged_part_is_pending(run):
     assert merge_partial(run, ["parquet"]).counts == before
     plan = plan_of(run)
     part = run.part(plan["recipe"], plan["shards"][0]["shard"])
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 4
-    part.write_bytes(content)
-    after = merge_partial(run, ["parquet"]).counts
-    assert after.pending > before.pending
+    flip(part)
+    content = part.read_bytes()
+    assert merge_partial(run, ["parquet"]).counts.pending > before.pending
     assert part.read_bytes() == content, "who only looks moves nothing: a job may be at it"
 
 
@@ -128,9 +123,8 @@ def test_the_report_says_it_first_and_a_whole_merge_removes_all(half_done, tmp_p
     verbs.extract(plan)
     partial = partial_files(run)
     said = verbs("merge", run.root, status=2)
-    assert "featuremill retry" in said and partial_files(run) == partial, (
-        "they are the best there is"
-    )
+    assert "featuremill retry" in said
+    assert partial_files(run) == partial, "they are the best there is"
     merge(run, ["parquet"], 1)
     assert not partial_files(run)
     assert "the results in" in verbs("merge", run.root, "--partial")
@@ -168,10 +162,50 @@ def test_the_real_results_are_not_touched(run):
     assert (run.root / "embeddings.parquet").read_bytes() == b"of the last plan"
 
 
-def test_snakemake_partial_plans_and_computes_nothing(tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(20))
-    said = workflow("partial")
-    assert "20 are not computed yet" in said
+def test_snakemake_partial_plans_and_computes_nothing(workflow):
+    assert "20 are not computed yet" in workflow("partial")
     assert (workflow.run_folder.root / "partial" / "report.html").exists()
     assert "rule partial:" in workflow("partial", "-n"), "it always runs"
     assert workflow.news() == []
+
+
+# ---- the target `extracted`: compute now, merge later ----
+
+TWENTY = random_records(20)
+
+
+@pytest.fixture
+def workflow(tmp_path, environment):
+    return Workflow(tmp_path, environment, TWENTY)
+
+
+def test_all_is_computed_and_a_later_run_merges_without_computing(workflow):
+    said = workflow("extracted")
+    assert sorted(workflow.news()) == sorted({sequence for _, sequence in TWENTY})
+    assert "results/test: all is computed. This merges it: snakemake " in said
+    assert "extracted" not in said.rpartition("This merges it: ")[2]
+    assert not workflow.run_folder.delivery.exists()
+    assert not (workflow.run_folder.root / "embeddings.parquet").exists()
+    jobs = jobs_listed(workflow("--dry-run"))
+    assert {"merge", "report"} <= jobs and not {"plan", "extract"} & jobs
+    workflow()
+    assert workflow.news() == [] and workflow.counts()["ok"] == len(TWENTY)
+    workflow.write([*TWENTY, ("new", "MKVLAAGIVGL")])
+    before = workflow.run_folder.delivery.read_bytes()
+    workflow("extracted")
+    assert workflow.news() == ["MKVLAAGIVGL"]
+    assert workflow.run_folder.delivery.read_bytes() == before, "older results stay until then"
+    workflow()
+    assert workflow.news() == [] and workflow.counts()["ok"] == len(TWENTY) + 1
+    assert "This merges it" not in workflow("extracted")
+
+
+def test_of_all_sets_of_features(workflow):
+    path = workflow.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    one = {key: config.pop(key) for key in ("workload", "options", "shards", "device")}
+    path.write_text(yaml.safe_dump({**config, "features": {"a": one, "b": one}}))
+    workflow("extracted")
+    assert len(workflow.news()) == 2 * len({sequence for _, sequence in TWENTY})
+    said = workflow()
+    assert workflow.news() == [] and said.count("20 of 20 records have features") >= 2

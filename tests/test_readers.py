@@ -1,13 +1,10 @@
 """Readers of what is no protein: nucleotides and rows, and files that are of another kind."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
 import re
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -35,17 +32,16 @@ from featuremill.inputs import (
     rows,
 )
 from featuremill.inputs.bases import clean
-from featuremill.workload import Record
 
 SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-def write(path: Path, content: str | bytes) -> Path:
+def write(path, content):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
-def told(records: list[Record]) -> list[tuple[str, bytes, int]]:
+def told(records):
     return [(record.id, record.payload, record.line) for record in records]
 
 
@@ -61,7 +57,7 @@ def told(records: list[Record]) -> list[tuple[str, bytes, int]]:
         ("augt", b"ATGT", "U read as T"),
     ],
 )
-def test_letters_become_bases(letters: str, payload: bytes, note: str) -> None:
+def test_letters_become_bases(letters, payload, note):
     assert clean(letters) == (payload, "", note)
 
 
@@ -82,21 +78,20 @@ def test_letters_become_bases(letters: str, payload: bytes, note: str) -> None:
         ("ACGT" * 30 + "E", "not a nucleotide: 'E' at base 121"),  # a typing error
     ],
 )
-def test_other_letters_are_refused(letters: str, reason: str) -> None:
+def test_other_letters_are_refused(letters, reason):
     assert clean(letters) == (b"", reason, "")
 
 
 @given(st.text())
-def test_clean_never_lets_a_stranger_through(letters: str) -> None:
+def test_clean_never_lets_a_stranger_through(letters):
     payload, reason, _ = clean(letters)
     assert not payload.translate(None, bases.ALPHABET)
     assert bool(payload) != bool(reason)
 
 
 ids = st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1)
-letters = st.text("ACGTRYSWKMBDHVNacgtrn", min_size=1, max_size=40).filter(
-    lambda text: not reasons.is_missing(text)
-)
+letters = st.text("ACGTRYSWKMBDHVNacgtrn", min_size=1, max_size=40)
+letters = letters.filter(lambda text: not reasons.is_missing(text))
 qualities = st.sampled_from("@+>!I~")
 
 
@@ -110,16 +105,7 @@ qualities = st.sampled_from("@+>!I~")
     ends=st.booleans(),
     name=st.sampled_from(["in.fq", "in.fastq.gz", "in.fa", "in"]),
 )
-def test_fastq_round_trip(
-    records: list[tuple[str, str, Any]],
-    width: int,
-    end: str,
-    blank: str,
-    repeats_title: bool,
-    ends: bool,
-    name: str,
-    tmp_path: Path,
-) -> None:
+def test_fastq_round_trip(records, width, end, blank, repeats_title, ends, name, tmp_path):
     """Also over several lines, with '@' and '+' at the beginning of qualities."""
     text, expected = blank, []
     for id, sequence, data in records:
@@ -139,7 +125,7 @@ def test_fastq_round_trip(
 
 @pytest.mark.parametrize("format", ["gz", "zst", "bz2", "xz"])
 @pytest.mark.parametrize("name", ["reads.fastq", "reads.txt"])
-def test_compressed_fastq_reads_the_same(format: str, name: str, tmp_path: Path) -> None:
+def test_compressed_fastq_reads_the_same(format, name, tmp_path):
     text = "".join(
         f"@r{n} x\n{GENE[n % 60 :]}\n+\n{'@' * len(GENE[n % 60 :])}\n" for n in range(99)
     )
@@ -150,19 +136,17 @@ def test_compressed_fastq_reads_the_same(format: str, name: str, tmp_path: Path)
     assert told(list(nucleotides([path]))) == told(list(nucleotides([plain])))
 
 
-def test_bgzip_of_many_members_is_read_whole(tmp_path: Path) -> None:
+def test_bgzip_of_many_members_is_read_whole(tmp_path):
     members = [gzip.compress(f"@r{n}\nACGT\n+\nIIII\n".encode()) for n in range(5)]
     path = write(tmp_path / "in.fastq.gz", b"".join(members))
     assert [record.id for record in nucleotides([path])] == ["r0", "r1", "r2", "r3", "r4"]
 
 
-def test_the_same_reads_from_every_format(tmp_path: Path) -> None:
+def test_the_same_reads_from_every_format(tmp_path):
     reads = {"r1": "ACGTRN", "r2": "acgu", "r3": "GATTACA"}
     fasta = write(tmp_path / "in.fna", "".join(f">{id}\n{seq}\n" for id, seq in reads.items()))
-    fastq = write(
-        tmp_path / "in.fq",
-        "".join(f"@{id}\n{seq}\n+\n{'I' * len(seq)}\n" for id, seq in reads.items()),
-    )
+    text = "".join(f"@{id}\n{seq}\n+\n{'I' * len(seq)}\n" for id, seq in reads.items())
+    fastq = write(tmp_path / "in.fq", text)
     frame = pd.DataFrame({"id": reads.keys(), "dna": reads.values()})
     frame.to_csv(tmp_path / "in.csv", index=False)
     frame.to_csv(tmp_path / "in.tsv", index=False, sep="\t")
@@ -170,21 +154,17 @@ def test_the_same_reads_from_every_format(tmp_path: Path) -> None:
     tables = [tmp_path / name for name in ("in.csv", "in.tsv", "in.parquet")]
     for path in (fasta, fastq, *tables):
         found = [(r.id, r.payload, r.note) for r in nucleotides([path])]
-        assert found == [
-            ("r1", b"ACGTRN", ""),
-            ("r2", b"ACGT", "U read as T"),
-            ("r3", b"GATTACA", ""),
-        ]
+        second = ("r2", b"ACGT", "U read as T")
+        assert found == [("r1", b"ACGTRN", ""), second, ("r3", b"GATTACA", "")]
     options = NucleotideOptions()
     assert columns_taken(tables[0], options) == "id from column 'id', sequence from 'dna'"
     chosen = NucleotideOptions(id_column="dna", sequence_column="id")
-    assert [record.reason[:16] for record in nucleotides(tables[:1], chosen)] == [
-        "not a nucleotide"
-    ] * 3
+    told = [record.reason[:16] for record in nucleotides(tables[:1], chosen)]
+    assert told == ["not a nucleotide"] * 3
 
 
 @pytest.mark.parametrize(("format", "name"), [("genbank", "g.gbk"), ("embl", "g.embl")])
-def test_entries_of_flat_files_are_records(format: str, name: str, tmp_path: Path) -> None:
+def test_entries_of_flat_files_are_records(format, name, tmp_path):
     entry = SeqRecord(Seq(GENE), id="TINY.1", name="TINY", description="A tiny genome.")
     entry.annotations["molecule_type"] = "DNA"
     buffer = StringIO()
@@ -194,17 +174,11 @@ def test_entries_of_flat_files_are_records(format: str, name: str, tmp_path: Pat
     assert found[0].description == "A tiny genome."
 
 
-def test_a_mixed_file_loses_single_records_and_says_why(tmp_path: Path) -> None:
+def test_a_mixed_file_loses_single_records_and_says_why(tmp_path):
     text = f">a\n{GENE}\n>b\n{UBIQUITIN}\n>c\nAC-GT\n>d\n>\nACGT\n>e\nacgu\n"
     found = list(nucleotides([write(tmp_path / "in.fa", text)]))
-    assert [record.reason.partition(":")[0] for record in found] == [
-        "",
-        "a protein, not nucleotides",
-        "not a nucleotide",
-        "empty sequence",
-        "no id",
-        "",
-    ]
+    reasons = ["a protein, not nucleotides", "not a nucleotide", "empty sequence", "no id"]
+    assert [record.reason.partition(":")[0] for record in found] == ["", *reasons, ""]
     assert [record.line for record in found] == [1, 3, 5, 7, 8, 10]
 
 
@@ -222,14 +196,14 @@ VALUES = st.one_of(
 class Typed(RowOptions):
     """A table of known columns."""
 
-    def payload_columns(self) -> dict[str, type]:
+    def payload_columns(self):
         return {"age": float, "count": int, "text": str, "is_old": bool, "trace": list}
 
 
 class Chosen(RowOptions):
     """A table of chosen columns, as they stand."""
 
-    def payload_columns(self) -> list[str]:
+    def payload_columns(self):
         return ["b"]
 
 
@@ -242,23 +216,13 @@ CELLS = st.fixed_dictionaries(
         "trace": st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
     }
 )
-SCHEMA = pa.schema(
-    {
-        "id": pa.string(),
-        "age": pa.float64(),
-        "count": pa.int64(),
-        "text": pa.string(),
-        "is_old": pa.bool_(),
-        "trace": pa.list_(pa.float64()),
-    }
-)
+TYPES = {"id": pa.string(), "age": pa.float64(), "count": pa.int64(), "text": pa.string()}
+SCHEMA = pa.schema({**TYPES, "is_old": pa.bool_(), "trace": pa.list_(pa.float64())})
 
 
 @SAME_FOLDER
 @given(table=st.lists(CELLS, min_size=1, max_size=5), end=st.sampled_from(["\n", "\r\n"]))
-def test_equal_values_are_equal_bytes_from_every_format(
-    table: list[dict[str, Any]], end: str, tmp_path: Path
-) -> None:
+def test_equal_values_are_equal_bytes_from_every_format(table, end, tmp_path):
     records = [{"id": f"cell {n}", **row} for n, row in enumerate(table)]
     pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), tmp_path / "t.parquet")
     texts = [{**row, "trace": json.dumps(row["trace"])} for row in records]
@@ -267,10 +231,8 @@ def test_equal_values_are_equal_bytes_from_every_format(
     # Other columns, in another order, are nothing to a workload that names its own.
     other = frame[frame.columns[::-1]].assign(batch="x")
     other.to_csv(tmp_path / "t.tsv.gz", index=False, sep="\t", lineterminator=end)
-    expected = [
-        json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-        for row in table
-    ]
+    compact = {"ensure_ascii": False, "sort_keys": True, "separators": (",", ":")}
+    expected = [json.dumps(row, **compact).encode() for row in table]
     for name in ("t.parquet", "t.csv", "t.tsv.gz"):
         found = list(rows([tmp_path / name], Typed()))
         assert not [record.reason for record in found if record.reason]
@@ -285,9 +247,7 @@ def test_equal_values_are_equal_bytes_from_every_format(
         st.fixed_dictionaries({"a": VALUES, "\U0001f9ec": st.lists(VALUES, max_size=3)}), min_size=1
     )
 )
-def test_all_columns_of_parquet_come_back_as_they_stood(
-    table: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_all_columns_of_parquet_come_back_as_they_stood(table, tmp_path):
     kinds = {type(row["a"]) for row in table} - {type(None)}
     if len(kinds) > 1 or any(len({type(v) for v in row["\U0001f9ec"]}) > 1 for row in table):
         table = [{"a": repr(row["a"]), "\U0001f9ec": []} for row in table]
@@ -299,18 +259,11 @@ def test_all_columns_of_parquet_come_back_as_they_stood(
     assert [json.loads(record.payload) for record in found] == table
 
 
-def test_a_payload_is_compact_json_with_its_keys_in_order(tmp_path: Path) -> None:
-    table = pa.table(
-        {
-            "cell_type": ["T", None],
-            "id": [7, 8],
-            "Z": [0.1, math.nan],
-            "when": pa.array([0, None], pa.timestamp("s")),
-            "image": [b"\x00\xff", None],
-            "who": [{"b": 1, "a": [1, None]}, None],
-        }
-    )
-    pq.write_table(table, tmp_path / "t.parquet")
+def test_a_payload_is_compact_json_with_its_keys_in_order(tmp_path):
+    columns = {"cell_type": ["T", None], "id": [7, 8], "Z": [0.1, math.nan]}
+    columns |= {"when": pa.array([0, None], pa.timestamp("s")), "image": [b"\x00\xff", None]}
+    columns["who"] = [{"b": 1, "a": [1, None]}, None]
+    parquet(tmp_path / "t.parquet", **columns)
     first, second = rows([tmp_path / "t.parquet"], RowOptions(id_column="id"))
     assert (first.id, first.line, first.source) == ("7", 1, str(tmp_path / "t.parquet"))
     assert first.payload == (
@@ -320,7 +273,7 @@ def test_a_payload_is_compact_json_with_its_keys_in_order(tmp_path: Path) -> Non
     assert second.payload == (b'{"Z":NaN,"cell_type":null,"image":null,"when":null,"who":null}')
 
 
-def test_cells_of_text_files_stay_as_they_are_written(tmp_path: Path) -> None:
+def test_cells_of_text_files_stay_as_they_are_written(tmp_path):
     path = write(tmp_path / "t.csv", 'id,a,b\nNA,001,"x, ""y"""\n\nP1,,3.50\n')
     assert [(r.id, r.line, r.payload) for r in rows([path])] == [
         ("NA", 2, b'{"a":"001","b":"x, \\"y\\""}'),
@@ -331,9 +284,7 @@ def test_cells_of_text_files_stay_as_they_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["NA", "n/a", "NULL", "None"])
-def test_a_word_for_a_missing_value_in_a_column_with_a_type_is_null(
-    tmp_path: Path, word: str
-) -> None:
+def test_a_word_for_a_missing_value_in_a_column_with_a_type_is_null(tmp_path, word):
     cells = ",".join([word] * 5)
     path = write(tmp_path / "t.csv", f"id,age,count,text,is_old,trace\nnone,{cells}\n")
     (record,) = rows([path], Typed())
@@ -354,7 +305,7 @@ def test_a_word_for_a_missing_value_in_a_column_with_a_type_is_null(
         ('P1,1,1,x,true,"[1"', "'[1' in column 'trace' is no list"),
     ],
 )
-def test_a_cell_of_another_type_is_refused(row: str, reason: str, tmp_path: Path) -> None:
+def test_a_cell_of_another_type_is_refused(row, reason, tmp_path):
     path = write(
         tmp_path / "t.csv", f"id,age,count,text,is_old,trace\n{row}\nP2,1,2.0,,0,\n,,,x,,\n"
     )
@@ -364,9 +315,9 @@ def test_a_cell_of_another_type_is_refused(row: str, reason: str, tmp_path: Path
     assert (nameless.reason, nameless.payload) == ("no id", b"")
 
 
-def test_a_type_that_there_is_not_is_its_authors_error(tmp_path: Path) -> None:
+def test_a_type_that_there_is_not_is_its_authors_error(tmp_path):
     class Wrong(RowOptions):
-        def payload_columns(self) -> dict[str, type]:
+        def payload_columns(self):
             return {"a": set}
 
     with pytest.raises(TypeError, match="column 'a' can have one of the types str, int, float, bo"):
@@ -379,7 +330,7 @@ PROTEINS = f">sp|P0CG48|UBC_HUMAN Polyubiquitin-C\n{UBIQUITIN}\n"
 TABLE = "id,age,count,text\nP1,1,2,x\n"
 
 
-def parquet(path: Path, **columns: Any) -> Path:
+def parquet(path, **columns):
     pq.write_table(pa.table(columns), path)
     return path
 
@@ -493,7 +444,7 @@ WRONG: dict[str, tuple[Any, str, str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_file_of_another_kind_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused_in_one_sentence(name, tmp_path):
     read, file, content, sentence = WRONG[name]
     path = write(tmp_path / file, content)
     with pytest.raises(UserError) as caught:
@@ -503,7 +454,7 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(name: str, tmp_path: 
     assert said.endswith(".") and ";" in said and said.isprintable()
 
 
-def test_a_table_without_the_workloads_column_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_the_workloads_column_is_refused(tmp_path):
     path = parquet(tmp_path / "in.parquet", id=["P1"], age=[1.0], text=["x"])
     with pytest.raises(UserError) as caught:
         list(rows([path], Typed()))
@@ -518,7 +469,7 @@ def test_a_table_without_the_workloads_column_is_refused(tmp_path: Path) -> None
         list(nucleotides([wrong]))
 
 
-def test_a_genpept_file_holds_no_nucleotides(tmp_path: Path) -> None:
+def test_a_genpept_file_holds_no_nucleotides(tmp_path):
     entry = SeqRecord(Seq(UBIQUITIN), id="NP_1.1", name="NP_1", description="polyubiquitin-C")
     entry.annotations["molecule_type"] = "protein"
     with (tmp_path / "p.gp").open("w") as text:
@@ -527,7 +478,7 @@ def test_a_genpept_file_holds_no_nucleotides(tmp_path: Path) -> None:
         list(nucleotides([tmp_path / "p.gp"]))
 
 
-def test_the_docs_name_the_columns_of_nucleotides_that_are_found() -> None:
+def test_the_docs_name_the_columns_of_nucleotides_that_are_found():
     description = NucleotideOptions.descriptions()["sequence_column"]
     found = (*columns.NUCLEOTIDES, *columns.DESCRIPTIONS)
     assert re.findall(r"`(\w+)`", description) == [name for rank in found for name in rank]

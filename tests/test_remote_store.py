@@ -12,9 +12,9 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from programs import Workflow, random_records
+from programs import Workflow, flip, random_records
 from recordings import pip
-from test_store import FORTY, NARROW, OUTPUTS, Run, flip, fresh, parts_of
+from test_store import FORTY, NARROW, OUTPUTS, Run, parts_of
 
 from featuremill import config
 from featuremill.base.errors import UserError
@@ -84,34 +84,34 @@ def server(store):
         thread.join()
 
 
+@pytest.fixture
+def run(tmp_path, server):
+    """Return a run of 40 payloads that keeps what it fetches in a store of its own."""
+    return Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+
+
 def asked(server, suffix):
     return [path for path in server.asked if path.endswith(suffix)]
 
 
-def test_parts_are_fetched_once_and_kept_in_the_first_layer(tmp_path, store, server):
+def test_parts_are_fetched_once_and_kept_in_the_first_layer(run, tmp_path, store, server):
     mine = tmp_path / "mine"
-    run = Run(tmp_path / "second", mine, server.url).write(FORTY)
-    assert run.num_rows(run.finish()) == 4
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert run.finish_as_fresh() == 4
     names = {path.name for path in parts_of(store)}
     assert {path.rpartition("/")[2] for path in asked(server, ".arrows")} == names
-    assert {one.path for one in run.delivery.taken} == {
-        str(path) for path in parts_of(mine) if path.name in names
-    }
+    fetched = {str(path) for path in parts_of(mine) if path.name in names}
+    assert {one.path for one in run.delivery.taken} == fetched
     (reference,) = shared.references(mine)[0]
     assert names <= {f"{name}.arrows" for name in reference.parts}
     server.asked.clear()
-    again = Run(tmp_path / "third", mine, server.url).write(FORTY[5:])
-    assert again.finish() == []
-    alone = Run(tmp_path / "fourth", mine).write(FORTY)
-    assert alone.finish() == [], "without the network"
+    assert Run(tmp_path / "third", mine, server.url).write(FORTY[5:]).finish() == []
+    assert Run(tmp_path / "fourth", mine).write(FORTY).finish() == [], "without the network"
     assert not asked(server, ".arrows") and not asked(server, ".arrow"), "all is here already"
 
 
 def test_only_parts_with_a_wanted_record_are_fetched(tmp_path, store, server, caplog):
     caplog.set_level("INFO")
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY[:1])
-    assert run.finish() == []
+    assert Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY[:1]).finish() == []
     assert len(asked(server, ".arrows")) == 1 < len(parts_of(store))
     (part,) = parts_of(tmp_path / "mine")
     listed = f"{server.url}: {len(parts_of(store))} parts not here yet; fetching 1 of them ("
@@ -125,13 +125,12 @@ def test_parts_of_what_the_run_has_computed_are_not_fetched(tmp_path, store, ser
     assert run.finish() == [] and not asked(server, ".arrows")
     assert run.write(FORTY[:35]).finish() == []
     assert len(asked(server, ".arrows")) == 1, "for what is new"
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.check()
 
 
-def test_a_copy_of_a_remote_index_is_removed_when_no_plan_reads_it(tmp_path, store, server, caplog):
+def test_a_copy_of_a_remote_index_is_removed_when_no_plan_reads_it(run, tmp_path, caplog):
     caplog.set_level("INFO")
     mine = tmp_path / "mine"
-    run = Run(tmp_path / "second", mine, server.url).write(FORTY)
     run.plan()
     (copy,) = shared.index_copies(mine)
     os.utime(copy, (0, 0))
@@ -148,8 +147,7 @@ def test_a_copy_of_a_remote_index_is_removed_when_no_plan_reads_it(tmp_path, sto
 
 def test_what_fsspec_reads_is_a_store(tmp_path, store):
     run = Run(tmp_path / "second", tmp_path / "mine", f"file://{store}").write(FORTY)
-    assert run.num_rows(run.finish()) == 4
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert run.finish_as_fresh() == 4
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_what_fsspec_reads_is_a_store(tmp_path, store):
     ],
 )
 def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
-    tmp_path, store, server, harm, problem, caplog
+    run, tmp_path, store, server, harm, problem, caplog
 ):
     victim, other = parts_of(store)[:2]
     if harm == "damaged":
@@ -178,11 +176,10 @@ def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
     elif harm == "renamed":
         for suffix in (".arrows", ".json"):
             other.with_suffix(suffix).replace(victim.with_suffix(suffix))
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
     if harm == "columns":
         run.columns = NARROW
     assert run.num_rows(run.finish()) > 4
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.check()
     address = f"{server.url}/alice/{victim.parent.name}/{victim.name}: "
     for line in (caplog.text, "\n".join(run.delivery.warnings)):
         assert address in line and problem in line
@@ -192,10 +189,9 @@ def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
 
 
 @pytest.mark.parametrize("how", ["cut", "closed"])
-def test_a_connection_that_breaks_stops_plan_and_what_came_is_kept(tmp_path, store, server, how):
+def test_a_connection_that_breaks_stops_plan_and_what_came_is_kept(run, store, server, how):
     victim = parts_of(store)[-1]
     server.harm[victim.name] = how
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
     with pytest.raises(UserError, match=rf"^store: {server.url}/.*/{victim.name}: .*;.*\.$"):
         run.plan()
     assert not run.results.plan.exists()
@@ -204,7 +200,7 @@ def test_a_connection_that_breaks_stops_plan_and_what_came_is_kept(tmp_path, sto
     server.asked.clear()
     assert run.num_rows(run.finish()) == 4
     assert len(asked(server, ".arrows")) == 1, "only what was lacking"
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.check()
 
 
 def test_a_damaged_index_is_not_used_and_asked_for_again(tmp_path, store, server, caplog):
@@ -242,12 +238,10 @@ def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
         monkeypatch.setitem(sys.modules, "s3fs", None)
     else:
         monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(
-        UserError, match=r"^(config: )?store: [a-z0-9]+://[^ ]*: .*;.*\.$"
-    ) as refused:
+    with pytest.raises(UserError, match=r"^(config: )?store: [a-z0-9]+://[^ ]*: .*;.*\.$") as said:
         Run(tmp_path / "run", *stores).write(FORTY[:3]).plan()
     install = {"lacking": "pip install 'featuremill[remote]'", "s3": "pip install s3fs"}
-    assert install.get(where, "") in str(refused.value)
+    assert install.get(where, "") in str(said.value)
     monkeypatch.setenv("FEATUREMILL_STORE", server.url)
     with pytest.raises(UserError, match=r"^store: name the store's folder"):
         store_command.run(store_command.argparse.Namespace(act=None))
@@ -269,7 +263,7 @@ def write_index(store, change):
 
 
 @pytest.mark.parametrize("lie", ["payload", "row", "part", "beyond"])
-def test_a_remote_index_that_lies_changes_no_value(tmp_path, store, server, lie):
+def test_a_remote_index_that_lies_changes_no_value(run, store, lie):
     lacking = hashlib.sha256(FORTY[39].encode()).digest()
 
     def change(number, rows):
@@ -278,14 +272,12 @@ def test_a_remote_index_that_lies_changes_no_value(tmp_path, store, server, lie)
         return [row | told for row in rows] + more * (lie == "payload" and number == lacking[0])
 
     write_index(store, change)
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
-    computed = run.num_rows(run.compute(run.plan()))
-    assert computed == (40 if lie in ("part", "beyond") else 4)
+    assert run.num_rows(run.compute(run.plan())) == (40 if lie in ("part", "beyond") else 4)
     merge(run.results, OUTPUTS, 0)  # at the first try: plan itself has found the lie
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.check()
 
 
-def test_a_remote_part_that_is_no_arrow_file_is_not_taken(tmp_path, store, server):
+def test_a_remote_part_that_is_no_arrow_file_is_not_taken(run, store):
     victim = parts_of(store)[0]
     receipt = Receipt.read(victim.with_suffix(".json"))
     victim.chmod(0o644)
@@ -296,21 +288,16 @@ def test_a_remote_part_that_is_no_arrow_file_is_not_taken(tmp_path, store, serve
     (level,) = store.glob("*/*/index/*.arrow")
     level.write_bytes(level.read_bytes().replace(victim.stem.encode(), name.encode()))
     level.rename(level.with_name(f"{shared_index.digest_of_file(level)}.arrow"))
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
-    assert run.num_rows(run.finish()) == 4 + receipt.rows
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert run.finish_as_fresh() == 4 + receipt.rows
 
 
 @pytest.mark.parametrize("how", ["401", "403", "410"])
-def test_what_is_closed_in_a_remote_store_is_left_out_and_said(
-    tmp_path, store, server, how, caplog
-):
+def test_what_is_closed_in_a_remote_store_is_left_out_and_said(run, store, server, how, caplog):
     shutil.copytree(store / "alice", store / "bob")
     victim = parts_of(store)[0]
     server.harm |= {f"/bob/{victim.parent.name}/": how, victim.name: how}
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
     assert 4 < run.num_rows(run.finish()) < 40
-    assert run.data() == fresh(tmp_path / "fresh", run)
+    run.check()
     for closed in (f"bob/{victim.parent.name}", f"{victim.parent.name}/{victim.name}"):
         assert f"{closed}: it is closed" in caplog.text
 
@@ -321,19 +308,17 @@ def test_a_file_is_no_publisher(tmp_path, store):
     assert run.plan().num_taken == 36
 
 
-def test_a_full_disk_is_not_the_fault_of_the_store(tmp_path, server, monkeypatch):
+def test_a_full_disk_is_not_the_fault_of_the_store(run, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(remote.RemoteShelf, "_fetch", lambda self, *_: self._ask(self.url, full))
     with pytest.raises(OSError, match="No space left"):
-        Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY).plan()
+        run.plan()
 
 
-def test_a_remote_part_that_is_there_again_is_taken(tmp_path, store, server):
-    victim = parts_of(store)[0]
-    server.harm[victim.name] = "gone"
-    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+def test_a_remote_part_that_is_there_again_is_taken(run, store, server):
+    server.harm[parts_of(store)[0].name] = "gone"
     assert run.plan().num_taken < 36
     server.harm.clear()
     assert run.num_rows(run.finish()) == 4

@@ -1,8 +1,6 @@
 """retry: failed records run again, nothing else does, and a kill at any point costs nothing."""
 
 import argparse
-import contextlib
-import fcntl
 import json
 import os
 import random
@@ -14,7 +12,7 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
-from programs import Verbs, Workflow, random_records, wait_for
+from programs import Verbs, Workflow, holding, random_records, wait_for
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.merge.command import merge
@@ -23,6 +21,7 @@ from featuremill.store.parts import read_shard
 
 GOOD = random_records(40)
 BAD = [("odd", "RAISEK"), ("nan", "NANK"), ("twin", "RAISEK"), ("greed", "GREEDKL")]
+ALL, AGAIN = [*GOOD, *BAD], ["GREEDKL", "NANK", "RAISEK"]
 OPTIONS = {"computed": "computed.txt", "cure_file": "cured", "batch_records": 8}
 
 
@@ -31,15 +30,11 @@ class Run(Verbs):
 
     def compute(self):
         """Extract what has no receipt yet; return the sequences that were computed."""
-        plan = json.loads(self.run_folder.plan.read_text())
-        left = [
-            shard
-            for shard in plan["shards"]
-            if not self.run_folder.receipt(plan["recipe"], shard["shard"]).exists()
-        ]
-        (self.folder / "computed.txt").unlink(missing_ok=True)
-        self.extract(plan | {"shards": left})
-        computed = self.folder / "computed.txt"
+        plan, computed = self.planned(), self.folder / "computed.txt"
+        receipts = [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]
+        pairs = zip(plan["shards"], receipts, strict=True)
+        computed.unlink(missing_ok=True)
+        self.extract(plan | {"shards": [one for one, receipt in pairs if not receipt.exists()]})
         return sorted(set(computed.read_text().split())) if computed.exists() else []
 
     def merge(self, max_failed=0):
@@ -50,6 +45,12 @@ class Run(Verbs):
 
     def cure(self):
         (self.folder / "cured").touch()
+
+    def finish_cured(self):
+        """Compute what failed, now that no record is harmful."""
+        self.cure()
+        assert self.compute() == AGAIN
+        assert self.merge() == expected(ALL)
 
     def retry(self, *more, status=0):
         return self("retry", self.run_folder.root, *more, status=status)
@@ -64,7 +65,7 @@ class Run(Verbs):
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory, environment):
     run = Run(tmp_path_factory.mktemp("retry"), environment)
-    run.plan_again([*GOOD, *BAD])
+    run.plan_again(ALL)
     run.compute()
     return run
 
@@ -99,8 +100,7 @@ def test_only_the_failed_records_run_again_and_all_else_keeps_its_bytes(failed):
     before = {path: path.read_bytes() for path in run.store.rglob("*.arrow*")}
     planned = failed.planned()
     assert len(planned["shards"]) == 2
-    dry = failed.retry("--dry-run")
-    assert "4 failed records would run again: 2 error, 1 nan, 1 oom" in dry
+    assert "4 failed records would run again: 2 error, 1 nan, 1 oom" in failed.retry("--dry-run")
     assert failed.planned() == planned
 
     said = failed.retry()
@@ -111,10 +111,8 @@ def test_only_the_failed_records_run_again_and_all_else_keeps_its_bytes(failed):
     assert (new["records"], new["wanted"], new["cost"]) == (3, 3, 3)
     assert [s["shard"] for s in old] == [s["shard"] for s in planned["shards"]]
     assert sum(s["wanted"] for s in old) == 40 and sum(s["cost"] for s in old) == 40
-    check(run, after, [*GOOD, *BAD])
-    failed.cure()
-    assert failed.compute() == ["GREEDKL", "NANK", "RAISEK"]
-    assert failed.merge() == expected([*GOOD, *BAD])
+    check(run, after, ALL)
+    failed.finish_cured()
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -135,12 +133,11 @@ def test_only_failures_of_the_kind_that_is_asked_for(failed):
     failed.retry("--reason", "nan", "--reason", "oom")
     assert failed.compute() == ["GREEDKL", "NANK"]
     assert set(expected(BAD)) - set(failed.merge(max_failed=2)) == {"odd", "twin"}
-    assert "no record failed for it; there are 2 error." in failed.retry(
-        "--reason", "nan", status=2
-    )
+    said = failed.retry("--reason", "nan", status=2)
+    assert "no record failed for it; there are 2 error." in said
     failed.retry("--reason", "error")
     assert failed.compute() == ["RAISEK"]
-    assert failed.merge() == expected([*GOOD, *BAD])
+    assert failed.merge() == expected(ALL)
     assert "no record failed" in failed.retry() + failed.retry("--reason", "nan")
 
 
@@ -150,7 +147,7 @@ def test_what_fails_again_runs_again_under_the_same_name(failed):
     failed.retry()
     names = []
     for _ in range(2):
-        assert failed.compute() == ["GREEDKL", "NANK", "RAISEK"]
+        assert failed.compute() == AGAIN
         failed.merge(max_failed=4)
         failed.retry()
         assert not (failed.run_folder.root / "manifest.json").exists()
@@ -158,17 +155,16 @@ def test_what_fails_again_runs_again_under_the_same_name(failed):
     assert names[0] == names[1]
     failed.cure()
     failed.compute()
-    assert failed.merge() == expected([*GOOD, *BAD])
+    assert failed.merge() == expected(ALL)
 
 
 def test_an_earlier_failed_try_of_the_same_records_is_not_taken_up(failed):
     """The failed shard has left the plan meanwhile, but its part is still there."""
     failed.retry("--reason", "nan")
     failed.compute()
-    failed.plan_again([*GOOD, *BAD])
-    without = [record for record in (*GOOD, *BAD) if record[0] != "nan"]
-    failed.plan_again(without)
-    failed.plan_again([*GOOD, *BAD])
+    failed.plan_again(ALL)
+    failed.plan_again([record for record in ALL if record[0] != "nan"])
+    failed.plan_again(ALL)
     failed.compute()
     failed.retry("--reason", "nan")
     failed.cure()
@@ -214,20 +210,19 @@ def test_a_chain_of_retries_and_edits(failed):
     failed.retry()
     assert len(failed.planned()["shards"]) == 3, "that of nan alone had nothing left"
     edited = [*GOOD[1:], *BAD, ("new", "GGGG")]
-    planned = failed.plan_again(edited)
-    check(failed.run_folder, planned, edited)
+    check(failed.run_folder, failed.plan_again(edited), edited)
     failed.cure()
     assert failed.compute() == ["GGGG", "GREEDKL", "NANK", "RAISEK"]
-    failed.plan_again([*GOOD, *BAD])
+    failed.plan_again(ALL)
     assert failed.compute() == []
-    assert failed.merge() == expected([*GOOD, *BAD])
+    assert failed.merge() == expected(ALL)
 
 
 def test_planning_again_changes_nothing_after_a_retry(failed):
     retry([failed.run_folder], ["nan"])
     retry([failed.run_folder], ["error"])
     before = failed.run_folder.plan.read_bytes(), failed.run_folder.records.read_bytes()
-    failed.plan_again([*GOOD, *BAD])
+    failed.plan_again(ALL)
     assert before == (failed.run_folder.plan.read_bytes(), failed.run_folder.records.read_bytes())
 
 
@@ -250,8 +245,7 @@ def test_many_failures_make_shards_of_the_usual_size(tmp_path, environment):
     run.plan_again(records + GOOD)
     run.compute()
     run.retry()
-    new = run.planned()["shards"][-5:]
-    assert [shard["cost"] for shard in new] == [20] * 5
+    assert [shard["cost"] for shard in run.planned()["shards"][-5:]] == [20] * 5
     check(run.run_folder, run.planned(), records + GOOD)
     run.cure()
     assert len(run.compute()) == 100
@@ -260,11 +254,8 @@ def test_many_failures_make_shards_of_the_usual_size(tmp_path, environment):
 
 def test_a_shard_that_is_not_finished_is_not_in_it(failed):
     plan = failed.planned()
-    shard = next(
-        shard["shard"]
-        for shard, receipt in zip(plan["shards"], failed.receipts(plan), strict=True)
-        if receipt["failed"]
-    )
+    pairs = zip(plan["shards"], failed.receipts(plan), strict=True)
+    shard = next(shard["shard"] for shard, receipt in pairs if receipt["failed"])
     failed.run_folder.receipt(plan["recipe"], shard).unlink()
     assert "1 of 2 shards is not finished" in failed.retry("--dry-run")
 
@@ -284,13 +275,6 @@ def test_damage_is_found_before_anything_changes(failed):
     failed.run_folder.records.write_bytes(b"")
     with pytest.raises(IntegrityError, match="it does not belong to plan"):
         retry([failed.run_folder], [])
-
-
-@contextlib.contextmanager
-def holding(lock):
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def test_a_run_that_is_being_computed_is_left_alone(failed):
@@ -326,26 +310,21 @@ retry.retry([Results(Path("results/test"))], [])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "count"),
-    [("unlink", n) for n in (1, 2, 3, 5, 7)] + [("move_rows", 0), ("write", 0)],
+    ("step", "count"), [("unlink", n) for n in (1, 2, 3, 5, 7)] + [("move_rows", 0), ("write", 0)]
 )
 def test_a_death_at_any_step_leaves_a_plan_that_works(failed, step, count):
     """The failed record is retried a second time, so that its shard has the name of the old one."""
     failed.retry()
     failed.compute()
     failed.merge(max_failed=4)
-    died = subprocess.run(
-        [sys.executable, "-c", DIES, step, str(count)], cwd=failed.folder, env=failed.environment
-    )
-    assert died.returncode == 9
+    words = [sys.executable, "-c", DIES, step, str(count)]
+    assert subprocess.run(words, cwd=failed.folder, env=failed.environment).returncode == 9
     if not failed.run_folder.plan.exists():  # then Snakemake plans
-        failed.plan_again([*GOOD, *BAD])
+        failed.plan_again(ALL)
     failed.compute()
     failed.merge(max_failed=4)
-    failed.cure()
     failed.retry()
-    assert failed.compute() == ["GREEDKL", "NANK", "RAISEK"]
-    assert failed.merge() == expected([*GOOD, *BAD])
+    failed.finish_cured()
 
 
 SLOW_DISK = """
@@ -371,9 +350,8 @@ def test_sigkill_at_twenty_moments(failed):
     seconds = time.monotonic() - began
     plan, num_without_plan = failed.run_folder.plan, 0
     for number in range(20):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SLOW_DISK], cwd=failed.folder, env=failed.environment
-        )
+        words = [sys.executable, "-c", SLOW_DISK]
+        process = subprocess.Popen(words, cwd=failed.folder, env=failed.environment)
         if number % 2:
             time.sleep(seconds * rng.uniform(0.7, 1.5))
         else:
@@ -383,14 +361,12 @@ def test_sigkill_at_twenty_moments(failed):
         process.communicate()
         if not plan.exists():
             num_without_plan += 1
-            failed.plan_again([*GOOD, *BAD])
+            failed.plan_again(ALL)
         failed.compute()
         assert failed.merge(max_failed=4) == expected(GOOD)
     assert num_without_plan >= 5, "too few kills came while the plan was being replaced"
     failed.retry()
-    failed.cure()
-    assert failed.compute() == ["GREEDKL", "NANK", "RAISEK"]
-    assert failed.merge() == expected([*GOOD, *BAD])
+    failed.finish_cured()
 
 
 @pytest.mark.slow
@@ -400,21 +376,21 @@ def test_snakemake_computes_what_is_to_run_again_and_merges_by_itself(
 ):
     """With max_failed: 4 the results are finished before, and Snakemake has to see that they are
     old."""
-    workflow = Workflow(tmp_path, environment, [*GOOD, *BAD], cure_file="cured")
+    workflow = Workflow(tmp_path, environment, ALL, cure_file="cured")
     more = ("--config", f"max_failed={max_failed}")
     workflow(*more, status=0 if max_failed else 1)
     workflow.news()
     for _ in range(2):  # the second time under the same name
         workflow.verb("retry", "results/test")
         said = workflow(*more, status=0 if max_failed else 1)
-        assert sorted(set(workflow.news())) == ["GREEDKL", "NANK", "RAISEK"]
+        assert sorted(set(workflow.news())) == AGAIN
         assert "distinct records to compute" not in said, "it planned again"
     assert "4 of 44 records" in said or "40 of 44 records have features, 4 failed" in said
     parts = {path: path.read_bytes() for path in workflow.run_folder.store.glob("parts/*/*.arrows")}
     (tmp_path / "cured").touch()
     workflow.verb("retry", "results/test")
     workflow(*more)
-    assert sorted(set(workflow.news())) == ["GREEDKL", "NANK", "RAISEK"]
+    assert sorted(set(workflow.news())) == AGAIN
     assert workflow.counts()["ok"] == 44
     changed = [path for path, content in parts.items() if path.read_bytes() != content]
     assert len(changed) == 1, "that of the new shard"

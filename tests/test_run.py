@@ -40,12 +40,9 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     assert "\n1 step done\n" in said, "not of how many: a plan adds steps"
     assert "workflow specific profile" not in said
     results = tmp_path / "results" / "my"
-    last = run_lock.read(results)
-    assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
-    bad = desk.type("featuremill", "run", "bad.yaml", status=2)
-    assert bad.err.splitlines()[-1].startswith(
-        "error: bad.yaml:2: options.model: what: this file does"
-    )
+    assert run_lock.read(results).command == "featuremill run 'my run.yaml' --cores 1 -- plan"
+    said = desk.type("featuremill", "run", "bad.yaml", status=2).err.splitlines()[-1]
+    assert said.startswith("error: bad.yaml:2: options.model: what: this file does")
     monkeypatch.chdir(tmp_path)
     whole = "featuremill run 'my run.yaml' --cores 1"
     assert command_line.again(results) == whole, "the target was for that time"
@@ -102,8 +99,7 @@ def test_which_verbs_run_again_for_a_key(key, value, verbs):
     """As Snakemake compares what a rule's `reruns` returns."""
     config = {"inputs": ["my.fa"], "workload": "composition"}
     before, after = (validate(one) for one in (config, {**config, key: value}))
-    changed = {v for v in WITHOUT_EFFECT if counted(before, v) != counted(after, v)}
-    assert changed == verbs
+    assert {v for v in WITHOUT_EFFECT if counted(before, v) != counted(after, v)} == verbs
 
 
 @pytest.mark.parametrize(
@@ -191,43 +187,46 @@ def test_targets_of_a_workflow_that_imports_this_one_stay():
     assert command_line.whole(whole, "my_{}", is_imported=True) == whole
 
 
-@pytest.mark.parametrize("name", ["my.fa", "My.FASTA.gz", "sequences"])
-def test_an_input_in_place_of_its_config_is_called_so(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_text(">p1\nMKVLAAGIVGL\n")
-    assert main(["run", name]) == 2
-    said = capsys.readouterr().err
-    assert f"{name}: this is no config but FASTA; featuremill init {name} writes one." in said
-
-
-def test_a_config_that_is_no_yaml_is_answered_with_its_line(tmp_path, monkeypatch, capsys):
-    """Which Snakemake itself would not name."""
-    monkeypatch.chdir(tmp_path)
-    Path("my.yaml").write_text("inputs: my.fa\noptions:\n\tmodel: mill_t6_8M\n")
-    assert main(["run", "my.yaml"]) == 2
-    assert "my.yaml:3: this is not valid YAML" in capsys.readouterr().err
+NO_CONFIG = "{}: this is no config but FASTA; featuremill init {} writes one."
+TWICE = "--configfile: the config is my.yaml already; leave"
+GONE = "mine.yaml: there is no such config; featuremill init YOUR.fasta writes"
+FASTA, INPUT = ">p1\nMKVLAAGIVGL\n", "inputs: my.fa\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("name", "text", "words", "sentence"),
     [
-        (["my.yaml", "--configfile=a.yaml"], "--configfile: the config is my.yaml already; leave"),
-        (["mine.yaml"], "mine.yaml: there is no such config; featuremill init YOUR.fasta writes"),
+        *(
+            (name, FASTA, [name], NO_CONFIG.format(name, name))
+            for name in ("my.fa", "My.FASTA.gz", "sequences")
+        ),
+        # Which Snakemake itself would not name.
+        ("my.yaml", f"{INPUT}options:\n\ta: b\n", ["my.yaml"], "my.yaml:3: this is not valid YAML"),
+        ("my.yaml", INPUT, ["my.yaml", "--configfile=a.yaml"], TWICE),
+        ("my.yaml", INPUT, ["mine.yaml"], GONE),
     ],
 )
-def test_a_config_that_is_not_there_or_named_twice(tmp_path, monkeypatch, capsys, words, sentence):
+def test_what_is_no_config_is_refused_before_snakemake(
+    tmp_path, monkeypatch, capsys, name, text, words, sentence
+):
     monkeypatch.chdir(tmp_path)
-    Path("my.yaml").write_text("inputs: my.fa\n")
+    Path(name).write_text(text)
     assert main(["run", *words]) == 2
     assert f"error: {sentence}" in capsys.readouterr().err
 
 
-def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
+@pytest.fixture
+def became(tmp_path, monkeypatch):
+    """Be in a folder with my.yaml; return what a command becomes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(TYPED.name, "")  # so that what follows is undone
-    Path("my.yaml").write_text("inputs: my.fa\n")
+    Path("my.yaml").write_text(INPUT)
     became = []
     monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
+    return became
+
+
+def test_a_run_without_options_takes_all_cores(became):
     assert main(["run", "my.yaml"]) == 0
     assert became[2:5] == ["featuremill.flow.start_snakemake", "--configfile", "my.yaml"]
     assert became[-2:] == ["--cores", "all"]
@@ -290,26 +289,16 @@ def test_a_quota_of_a_container_limits_the_cores(tmp_path, monkeypatch):
         (["--cores", "64"], ["--cores", "64"]),
     ],
 )
-def test_all_cores_in_a_container_are_those_of_its_quota(tmp_path, monkeypatch, typed, becomes):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(TYPED.name, "")
+def test_all_cores_in_a_container_are_those_of_its_quota(became, monkeypatch, typed, becomes):
     monkeypatch.setattr(this_process, "cpu_quota", lambda: 2.5)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    Path("my.yaml").write_text("inputs: my.fa\n")
-    became = []
-    monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
     assert main(["run", "my.yaml", *typed]) == 0
     assert became[-len(becomes) :] == becomes
     assert command_line.command() == " ".join(["featuremill run my.yaml", *typed])
 
 
-def test_a_profile_of_the_environment_says_how_many_cores(tmp_path, monkeypatch):
+def test_a_profile_of_the_environment_says_how_many_cores(became, monkeypatch):
     """With `--cores all` Snakemake cuts the threads of a cluster's jobs to the cores here."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(TYPED.name, "")
-    Path("my.yaml").write_text("inputs: my.fa\n")
-    became = []
-    monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
     for profile, has_cores in (("cluster", False), ("none", True), ("", True)):
         monkeypatch.setenv("SNAKEMAKE_PROFILE", profile)
         became.clear()
@@ -347,9 +336,8 @@ def test_a_lock_of_a_living_run_does_not_advise_to_unlock(tmp_path, monkeypatch,
     handler.name = screen.internals.SCREEN
     monkeypatch.setattr(screen.internals.log, "handlers", [handler])
     screen.filter_output(SimpleNamespace())
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
         other.stdout.readline()
         assert not handler.filter(record)
         said = capsys.readouterr().err

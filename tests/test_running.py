@@ -35,11 +35,8 @@ def folder(tmp_path, environment, monkeypatch):
 
 def digests(run):
     names = ("embeddings.parquet", "embeddings.npy", "records.parquet", "ids.txt")
-    return {
-        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
-        for name in names
-        if (run / name).exists()
-    }
+    there = [name for name in names if (run / name).exists()]
+    return {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in there}
 
 
 def test_a_call_gives_the_bytes_of_the_command(folder, environment):
@@ -91,13 +88,9 @@ def test_ctrl_c_ends_the_run_and_the_call_goes_on(folder):
     options = {"hold": str(hold), "moments": str(moments)}
     config = {**CONFIG, "workload": "poison", "options": options, "device": "cpu"}
     config["outputs"] = ["parquet"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", CALLED, json.dumps(config)],
-        cwd=folder,
-        env=os.environ,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [sys.executable, "-c", CALLED, json.dumps(config)]
+    more = {"cwd": folder, "env": os.environ, "text": True}
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, **more)
     wait_for(lambda: moments.exists() or process.poll() is not None)
     below = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
@@ -105,8 +98,7 @@ def test_ctrl_c_ends_the_run_and_the_call_goes_on(folder):
     assert "KeyboardInterrupt" in err and len(below) > 2
     wait_for(lambda: not [each for each in below if each.is_running()])
     hold.unlink()
-    run = featuremill.run(config, cores=2)
-    assert len(featuremill.load(run)) == len(RECORDS)
+    assert len(featuremill.load(featuremill.run(config, cores=2))) == len(RECORDS)
 
 
 def test_strict_ends_with_a_status_of_its_own_where_a_record_has_no_values(folder, environment):

@@ -79,8 +79,7 @@ def test_status_without_a_run_lists_the_runs_here(desk, tmp_path):
     assert said == "results/my: done.\nresults/two: done.\n"
     told = json.loads(desk.type("featuremill", "status", "--json").out)
     assert [one["state"] for one in told] == ["done", "done"]
-    empty = Desk(tmp_path, desk.environment)
-    said = empty.type("featuremill", "status", status=2).err
+    said = Desk(tmp_path, desk.environment).type("featuremill", "status", status=2).err
     assert "there is no run in results/ of this folder; featuremill init YOUR.fasta writes" in said
 
 

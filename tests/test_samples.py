@@ -1,6 +1,5 @@
 """Samples: a sheet in place of inputs, from its checks to each table that names them."""
 
-import csv
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from plans import read_sealed, write_sealed
+from programs import Verbs, Workflow, random_records, rows_of, wait_for, write_samples
 from report_runs import Page, points_of
 
 import featuremill
@@ -28,6 +28,7 @@ from featuremill.features.table import Table
 from featuremill.inputs import labels, samples
 from featuremill.merge.command import merge
 from featuremill.plan import reading
+from featuremill.report import facts, page
 from featuremill.store.results import Results
 from featuremill.workload import Record
 from featuremill.workloads import scores
@@ -65,20 +66,16 @@ def test_a_wrong_sheet_is_refused_with_its_line(tmp_path, text, problem):
 
 
 def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
-    table = pd.DataFrame(
-        {"sample": ["b", "a", "a"], "file": ["b.fa", "x.fa", "b.fa"], "year": ["01", "2", "2"]}
-    )
+    columns = {"sample": ["b", "a", "a"], "file": ["b.fa", "x.fa", "b.fa"]}
+    table = pd.DataFrame({**columns, "year": ["01", "2", "2"]})
     table.to_csv(tmp_path / "s.csv", index=False)
     table[::-1].sort_values("file", ascending=False).to_csv(tmp_path / "s.tsv", index=0, sep="\t")
     table.to_parquet(tmp_path / "s.parquet")
     found = [samples.read(tmp_path / f"s.{suffix}") for suffix in ("csv", "tsv", "parquet")]
     for sheet in found:
         assert sheet.about == {"sample": ["a", "b"], "year": ["2", "01"]}
-        assert [(row.owner, row.file) for row in sheet.rows] == [
-            (0, "x.fa"),
-            (0, "b.fa"),
-            (1, "b.fa"),
-        ]
+        told = [(row.owner, row.file) for row in sheet.rows]
+        assert told == [(0, "x.fa"), (0, "b.fa"), (1, "b.fa")]
         assert sheet.shared == ["b.fa"]
         assert [*sheet.passes()] == [{"x.fa": 0, "b.fa": 0}, {"b.fa": 1}]
     with pytest.raises(UserError, match=r"s\.csv:3: x\.fa: this file does not exist"):
@@ -92,7 +89,7 @@ def test_all_that_is_wrong_with_a_sheet_is_said_at_once(tmp_path, monkeypatch):
         samples.read(Path("s.csv"))
     said = str(caught.value)
     assert re.search(
-        r"s\.csv:3: sample 'no/name': .* And s\.csv:4: ~/a\.fa: ~ works only in a sh", said
+        r"s\.csv:3: sample 'no/name': .* And s\.csv:4: ~/a\.fa: ~ works only in a ", said
     )
     assert "And s.csv:2: gone.fa: this file does not exist" in said
     (tmp_path / "s.csv").write_text("sample,file\na,gone.fa\nb,b.fa\n")
@@ -121,23 +118,20 @@ def test_a_folder_called_like_a_samples_says_nothing_of_a_file_in_it(tmp_path):
         pq.write_table(rows, tmp_path / "sample=7" / name)
     table = Table(tmp_path / "sample=7/embeddings.parquet")
     assert table.schema.names == table.id_columns.names == ["id"]
-    assert [batch.to_pylist() for _, batch in table.batches(WHOLE)] == [
-        [{"sample": "", "id": "p1"}]
-    ]
+    ((_, rows),) = table.batches(WHOLE)
+    assert rows.to_pylist() == [{"sample": "", "id": "p1"}]
     inside = Table(tmp_path / "sample=7/embeddings")
     assert inside.schema.names == ["id", "sample"]
     assert inside.id_columns == OF_SAMPLES
-    assert [batch.to_pylist() for _, batch in inside.batches(WHOLE)] == [
-        [{"sample": "a", "id": "p1"}]
-    ]
+    ((_, rows),) = inside.batches(WHOLE)
+    assert rows.to_pylist() == [{"sample": "a", "id": "p1"}]
 
 
 def test_a_step_whose_files_cannot_name_a_sample_refuses_them():
     heads = {"h": {"labels": "l.csv", "column": "c"}}
     told = {"samples": "s.tsv", "translate": {"by": "virnucpro"}, "heads": heads, "virnucpro": {}}
-    with pytest.raises(
-        UserError, match=r"^config: virnucpro: this step takes no samples; leave it"
-    ):
+    said = "^config: virnucpro: this step takes no samples; leave it"
+    with pytest.raises(UserError, match=said):
         project.validate({"workload": "composition", **told})
 
 
@@ -161,13 +155,6 @@ def test_labels_are_of_a_record_of_a_sample(tmp_path):
         labels.read(table, "kind", None, OF_SAMPLES)
 
 
-def test_without_samples_nothing_tells_of_them():
-    told = config.validate({"inputs": "a.fa", "workload": "composition"})
-    assert not told.samples
-    with pytest.raises(UserError, match="inputs: this is missing"):
-        config.validate({"workload": "composition"})
-
-
 def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_path):
     """Whichever pass over the files has them; and no file is read for another sample."""
     for name in "xyz":
@@ -181,14 +168,10 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
     asked = config.validate({"samples": str(tmp_path / "s.tsv"), "workload": "scores"})
 
     def records():
-        sheet = samples.read(tmp_path / "s.tsv")
-        found = list(_chunks(asked, options, tmp_path, sheet))
+        found = list(_chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv")))
         assert [chunk.first for chunk in found] == [0, 4, 8]
-        return [
-            one
-            for chunk in found
-            for one in zip(chunk.owners, chunk.ids, chunk.payloads, strict=True)
-        ]
+        rows = [zip(chunk.owners, chunk.ids, chunk.payloads, strict=True) for chunk in found]
+        return [one for some in rows for one in some]
 
     letters = {"1": b"MKV", "2": b"MAV"}
     listed = {"x1": b"K2A", "z2": b"A2K", "y1": b"V3A"}
@@ -216,17 +199,11 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "records", _noting(opened, scores.records))
     options = scores.Options(variants="listed", variants_file="v.tsv")
     asked = config.validate({"samples": "s.tsv", "workload": "scores"})
-    sheet = samples.read(tmp_path / "s.tsv")
-    chunks = _chunks(asked, options, tmp_path, sheet)
-    found = [
-        one for chunk in chunks for one in zip(chunk.owners, chunk.sources, chunk.ids, strict=True)
-    ]
-    assert found == [
-        (number, f"{file}.fa", id)
-        for number, s in enumerate(names)
-        for file in (s, "control")
-        for id in (file, "p")
-    ]
+    chunks = _chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv"))
+    rows = [zip(chunk.owners, chunk.sources, chunk.ids, strict=True) for chunk in chunks]
+    each = [(number, file) for number, s in enumerate(names) for file in (s, "control")]
+    expected = [(number, f"{file}.fa", id) for number, file in each for id in (file, "p")]
+    assert [one for some in rows for one in some] == expected
     assert opened == ["s00.fa", "control.fa", *(f"{s}.fa" for s in names[1:])]
 
 
@@ -263,22 +240,16 @@ def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tm
     of = iter([Record(f"r{n}", "", b"M", file, n) for n, file in enumerate(files)])
     with (tmp_path / "kept").open("w+b") as kept:
         once = reading._Once(of, {"b.fa"}, kept)
-        assert [[one.id for one in once.records_of(file)] for file in ("a.fa", "b.fa", "b.fa")] == [
-            ["r0"],
-            ["r1"],
-            ["r1"],
-        ]
-        with pytest.raises(
-            WorkloadError, match=r"a\.fa:2: this record comes after those of another"
-        ):
+        read = [[one.id for one in once.records_of(f"{name}.fa")] for name in "abb"]
+        assert read == [["r0"], ["r1"], ["r1"]]
+        said = r"a\.fa:2: this record comes after those of another"
+        with pytest.raises(WorkloadError, match=said):
             once.refuse_more()
 
 
 @pytest.fixture(scope="module")
 def of_samples(tmp_path_factory, environment):
     """Return a run of two samples with the same ids, and a file that both have."""
-    from programs import Verbs
-
     verbs = Verbs(tmp_path_factory.mktemp("samples"), environment)
     files = {"a": ">p1\nMKV\n>p2\nAAAA\n>bad\n12\n", "b": ">p1\nWWW\n", "c": ">p3\nMKV\n>p3\nMKV\n"}
     for name, text in files.items():
@@ -287,11 +258,8 @@ def of_samples(tmp_path_factory, environment):
         "sample\tfile\tsite\nlate\tb.fa\tsea\nlate\tc.fa\tsea\nearly\tc.fa\t01\nearly\ta.fa\t01\n"
     )
     (verbs.folder / "samples.tsv").write_text(sheet)
-    told = {"samples": "samples.tsv", "inputs": [], "outputs": OUTPUTS}
-    found = verbs.plan([], more=("--threads", "1"), **told)
-    verbs.extract(found)
-    verbs("merge", verbs.run_folder.root, "--outputs", *OUTPUTS)
-    return verbs.run_folder, found
+    told = {"samples": "samples.tsv", "inputs": [], "more": ("--threads", "1")}
+    return verbs.run_folder, verbs.finish([], *OUTPUTS, **told)
 
 
 ROWS = [
@@ -305,13 +273,7 @@ ROWS = [
 
 def test_every_table_says_which_sample(of_samples):
     run, found = of_samples
-    assert found["counts"] == {
-        "input": 8,
-        "refused": 1,
-        "duplicate": 2,
-        "planned": 5,
-        "unique": 3,
-    }
+    assert found["counts"] == {"input": 8, "refused": 1, "duplicate": 2, "planned": 5, "unique": 3}
     assert [(entry["path"], entry["records"]) for entry in found["inputs"]] == [
         ("samples.tsv", 0),
         ("c.fa", 2),
@@ -323,14 +285,12 @@ def test_every_table_says_which_sample(of_samples):
     frame = featuremill.load(run.root)
     assert list(zip(frame["sample"], frame.index, strict=True)) == keys
     assert frame["composition"].iloc[3][LETTER_W] == 1
-    late = featuremill.load(run.root, samples=["late"])
-    assert late.index.tolist() == ["p1", "p3"]
+    assert featuremill.load(run.root, samples=["late"]).index.tolist() == ["p1", "p3"]
     with pytest.raises(UserError, match="no record of sample 'none'"):
         featuremill.load(run.root, samples=["none"])
     in_one = pq.read_table(run.root / "embeddings.parquet")
-    assert in_one.column_names[:6] == [
-        *("id", "accession", "description", "length", "sha256", "sample"),
-    ]
+    columns = ["id", "accession", "description", "length", "sha256", "sample"]
+    assert in_one.column_names[:6] == columns
     folders = pq.read_table(run.root / "embeddings")
     assert folders.column_names[-1] == "sample"
     assert folders["sample"].cast(pa.string()).to_pylist() == [sample for sample, _ in keys]
@@ -356,14 +316,12 @@ LETTER_W = "ACDEFGHIKLMNPQRSTVWY".index("W")
 
 def test_each_sample_is_accounted_for(of_samples):
     run, _ = of_samples
-    with (run.root / "samples.tsv").open(newline="") as file:
-        early, late = csv.DictReader(file, delimiter="\t")
+    early, late = rows_of(run.root / "samples.tsv")
     assert early.pop("seconds") and late.pop("seconds")
     counts = {"records": "5", "ok": "3", "failed": "0", "refused": "1", "duplicate": "1"}
     assert early == {"sample": "early", "site": "01", **counts, "noted": "0"}
     assert (late["records"], late["ok"], late["duplicate"]) == ("3", "2", "1")
-    with (run.root / "failed.tsv").open(newline="") as file:
-        (failed,) = csv.DictReader(file, delimiter="\t")
+    (failed,) = rows_of(run.root / "failed.tsv")
     assert (failed["sample"], failed["id"], failed["line"]) == ("early", "bad", "5")
 
 
@@ -378,24 +336,18 @@ def test_seconds_of_samples_are_those_of_all_devices(of_samples, tmp_path):
         write_sealed(path, told)
     for order in ("input", "shard"):
         merge(folder, ["parquet_dataset"], 0, order=order)
-        with (folder.root / "samples.tsv").open(newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t"))
-        seconds = sum(float(row["seconds"]) for row in rows)
+        seconds = sum(float(row["seconds"]) for row in rows_of(folder.root / "samples.tsv"))
         assert seconds == pytest.approx(21.0 * len(found["shards"]), abs=0.01)
 
 
 def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
-    from programs import Verbs
-
     verbs = Verbs(tmp_path, environment)
-    (tmp_path / "a.fa").write_text(">p1\nMKV\n>p2\nWA\n>p3\nWK\n")
-    (tmp_path / "b.fa").write_text(">p1\nWA\n>p2\nAA\n")
-    (tmp_path / "samples.tsv").write_text("sample\tfile\na\ta.fa\nb\tb.fa\n")
-    told = {"samples": "samples.tsv", "inputs": []}
-    found = verbs.plan(
-        [], "marked", {"marker": "W", "alphabet": "proteins"}, more=("--threads", "1"), **told
-    )
-    verbs.extract(found)
+    of_sample = {
+        "a": [("p1", "MKV"), ("p2", "WA"), ("p3", "WK")],
+        "b": [("p1", "WA"), ("p2", "AA")],
+    }
+    options = {"marker": "W", "alphabet": "proteins"}
+    verbs.extract(verbs.plan([], "marked", options, **write_samples(tmp_path, of_sample)))
     root = verbs.run_folder.root
 
     def failed():
@@ -417,8 +369,6 @@ def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
 
 
 def test_the_report_lists_some_of_many_files(of_samples, monkeypatch):
-    from featuremill.report import facts, page
-
     run, _ = of_samples
     found = facts.read(run.root)
     drawn = page.draw(found)
@@ -436,8 +386,6 @@ def test_the_report_lists_some_of_many_files(of_samples, monkeypatch):
 
 
 def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_samples):
-    from featuremill.report import facts, page
-
     run, _ = of_samples
     found = facts.read(run.root)
     assert found.labels.texts == ["early"] * 3 + ["late"] * 2
@@ -475,8 +423,6 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
 @pytest.mark.slow
 def test_a_killed_run_of_samples_ends_as_each_sample_does_alone(tmp_path, environment):
     """And the sample that is added afterwards costs its own records alone."""
-    from programs import Workflow, random_records, wait_for
-
     records = random_records(90)
     work = Workflow(tmp_path, environment, records, batch_seconds=0.05)
     lots = {"a": records[:40], "b": records[30:70], "c": [*records[60:], ("r1", "MKVLW")]}

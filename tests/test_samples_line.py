@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from programs import Desk, Verbs, fasta, wait_for
+from programs import Desk, Verbs, rows_of, wait_for
+from programs import write_samples as write_sheet
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
@@ -71,23 +72,11 @@ def proteins(sample, rng):
     return [(f"p{n}", "".join(rng.choice(list(letters[kind_of(sample, n)]), 30))) for n in range(8)]
 
 
-def write_sheet(folder, of_sample, **others):
-    """Write a file a sample, and a sheet that names them."""
-    rows = ["\t".join(["sample", "file", *others])]
-    for sample, records in of_sample.items():
-        (folder / f"{sample}.fa").write_text(fasta(records))
-        rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
-    (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
-
-
 def computed(folder, environment, of_sample, sheet, **options):
     """Compute a run of these samples in `folder`; return where its results are."""
     folder.mkdir()
     verbs = Verbs(folder, environment)
-    write_sheet(folder, of_sample, **sheet)
-    told = {"samples": "samples.tsv", "inputs": [], "options": options}
-    verbs.extract(verbs.plan([], more=("--threads", "1"), **told))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    verbs.finish([], "parquet", options=options, **write_sheet(folder, of_sample, **sheet))
     return verbs.run_folder.root
 
 
@@ -134,27 +123,20 @@ def test_a_head_knows_whose_record_an_id_is(runs, labels, tmp_path):
     held_out = pd.read_parquet(tmp_path / "h/held_out.parquet")
     assert len(held_out) == 35
     assert (held_out["group"] == held_out["sample"]).all()
-    kinds = [
-        kind_of(s, int(id[1:])) for s, id in zip(held_out["sample"], held_out["id"], strict=True)
-    ]
-    assert held_out["label"].tolist() == kinds
+    pairs = zip(held_out["sample"], held_out["id"], strict=True)
+    assert held_out["label"].tolist() == [kind_of(s, int(id[1:])) for s, id in pairs]
     assert card.Card.read(tmp_path / "h/head.json").scores["accuracy"][0] == 1
     page = (tmp_path / "h/head.html").read_text()
     assert cells_of(page, "b") == {"Records": "5", "Right": "5", "Share": "1.000"}
     (lacks,) = rows_of(tmp_path / "h/missing.tsv")
-    assert lacks == {
-        "sample": "b",
-        "id": "p3",
-        "run": str(runs[1]),
-        "reason": "it has no such record",
-    }
+    about = {"run": str(runs[1]), "reason": "it has no such record"}
+    assert lacks == {"sample": "b", "id": "p3", **about}
     for name in ("p.tsv", "p.parquet"):
         head("predict", tmp_path / "h", *runs, "--output", tmp_path / name)
     rows = rows_of(tmp_path / "p.tsv")
     assert [row["class"] for row in rows] == [kind_of(r["sample"], int(r["id"][1:])) for r in rows]
-    assert [row["seen_in_training"] for row in rows] == [
-        "yes" if int(row["id"][1:]) < 6 else "no" for row in rows
-    ]
+    seen = ["yes" if int(row["id"][1:]) < 6 else "no" for row in rows]
+    assert [row["seen_in_training"] for row in rows] == seen
     assert rows_of(tmp_path / "p.missing.tsv") == [lacks]
     # Each row has the scores of its own record's vectors, or of the head that did not see it.
     one, two = (features.open(run, "composition") for run in runs)
@@ -173,9 +155,8 @@ def test_a_group_is_the_sample_unless_a_column_says_otherwise(runs, labels):
     """A column of the labels comes first, then one of the sheet: two samples of one patient."""
     of = features.open(runs[0], "composition")
     default = read(of, labels, "kind", None)
-    assert {id: one.group for id, one in default.of_id.items()} == {
-        f"{s}/p{n}": s for s in SAMPLES for n in range(6)
-    }
+    groups = {f"{s}/p{n}": s for s in SAMPLES for n in range(6)}
+    assert {id: one.group for id, one in default.of_id.items()} == groups
     assert default.used.group == "sample"
     patients = read(of, labels, "kind", "patient")
     assert {patients.of_id[id].group for id in ("a/p1", "b/p2")} == {"one"}
@@ -195,11 +176,8 @@ def test_labels_may_be_of_samples(runs, tmp_path):
         f"{s}/p{n}": (["lake", "sea"][SAMPLES.index(s) % 3], s) for s in "abde" for n in range(8)
     }
     assert (found.num_empty, found.used.file, found.used.column) == (2, "samples.tsv", "site")
-    assert {one.group for one in read(of, None, "site", "patient").of_id.values()} == {
-        "one",
-        "d",
-        "e",
-    }
+    patients = read(of, None, "site", "patient").of_id.values()
+    assert {one.group for one in patients} == {"one", "d", "e"}
     own = read(of, None, "site", "id")
     assert own.of_id == {id: one._replace(group=id) for id, one in found.of_id.items()}
     assert own.used.group == "id"
@@ -239,13 +217,7 @@ def test_labels_of_an_edited_sheet_wait_for_its_results(runs, labels, tmp_path, 
 def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, environment, capfd):
     (tmp_path / "none").mkdir()
     verbs = Verbs(tmp_path / "none", environment)
-    verbs.extract(verbs.plan([("a/p1", "MKV")]))
-    verbs(
-        "merge",
-        verbs.run_folder.root,
-        "--outputs",
-        "parquet",
-    )
+    verbs.finish([("a/p1", "MKV")], "parquet")
     words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     both = (runs[0], verbs.run_folder.root)
     head("train", *both, "--vectors", "composition", *words, status=2)
@@ -253,11 +225,6 @@ def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, 
     alone = ("--column", "kind", "--output", tmp_path / "h", "--vectors", "composition")
     head("train", both[1], *alone, status=2)
     assert "it is a run without samples" in capfd.readouterr().err
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
 
 
 def test_a_sequence_in_memory_may_be_named_by_sample_and_id(runs):
@@ -305,8 +272,7 @@ def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
     assert len(pairs) == done.fragments
     assert {contig for contig, _ in pairs} == {"a/c1", "a/c3", "b/c1"}
     assert all(id.startswith(f"{contig}_chunk_") for contig, id in pairs)
-    listed = [row["contig"] for row in untranslated(tmp_path / "out")]
-    assert listed == ["b/c2", "stops/c1"]
+    assert [row["contig"] for row in untranslated(tmp_path / "out")] == ["b/c2", "stops/c1"]
     for kind, file in (("proteins", "proteins.faa.gz"), ("nucleotides", "nucleotides.fna.gz")):
         sheet = samples.read(tmp_path / f"out/{kind}.samples.parquet")
         assert sheet.about == {"sample": ["a", "b"], "site": ["at a", "at b"]}
@@ -328,8 +294,7 @@ def test_a_sample_without_any_long_contig_stops_no_other(tmp_path, monkeypatch, 
     listed = {row["contig"]: row["reason"] for row in untranslated(tmp_path / "out")}
     assert listed["few/c1"] == "shorter than a codon"
     assert listed["wrong/c2"] == "not a nucleotide: '!' at base 5"
-    sheet = samples.read(tmp_path / "out/proteins.samples.parquet")
-    assert sheet.about["sample"] == ["a", "b"]
+    assert samples.read(tmp_path / "out/proteins.samples.parquet").about["sample"] == ["a", "b"]
     write_sheet(tmp_path, more)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # the samples are done by then
@@ -397,11 +362,9 @@ def test_an_edited_sheet_translates_what_is_new(tmp_path):
     assert names["b"].stat().st_mtime_ns != before["b"]
     assert (other.fragments, other.samples) == (first.fragments, ["a", "b"])
     assert sheet.read_bytes() != content
-    write = Translation.read(names["a"])
-    write.model_copy(update={"by": "orfs"}).write(names["a"])
-    with pytest.raises(
-        UserError, match=r"sample=a/translate\.json: it is not what translate wrote"
-    ):
+    Translation.read(names["a"]).model_copy(update={"by": "orfs"}).write(names["a"])
+    said = r"sample=a/translate\.json: it is not what translate wrote"
+    with pytest.raises(UserError, match=said):
         whole(tmp_path / "out")
 
 
@@ -455,8 +418,7 @@ def predict(path, rows):
 
 def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
     """The last contig of a has the name of the first of b, and what is said of each is its own."""
-    of_sample = CONTIGS | {"a": CONTIGS["a"][:1]}
-    done = translated(tmp_path, of_sample)
+    done = translated(tmp_path, CONTIGS | {"a": CONTIGS["a"][:1]})
     ids = [id for some in fragments(tmp_path / "out", ["id"]) for id in some["id"].to_pylist()]
     score = {"a": 0.75, "b": 0.25}
     rows = [(*id.split("/", 1), score[id[0]]) for id in ids]
@@ -482,8 +444,7 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
     assert told == [("a", "virus", "ok"), ("b", "-", "failed")]
     with pytest.raises(UserError, match=r"'b/c1_chunk_1F1' is no fragment of .* another order"):
         write(tmp_path / "out", predict(path, rows[::-1][counts[1] - 1 :]), tmp_path / "v.tsv")
-    without = path.read_text().replace("sample\t", "").replace("a\t", "").replace("b\t", "")
-    path.write_text(without)
+    path.write_text(path.read_text().replace("sample\t", "").replace("a\t", "").replace("b\t", ""))
     with pytest.raises(UserError, match="'c1_chunk_1F1' is no fragment of"):
         write(tmp_path / "out", path, tmp_path / "v.tsv")
 
@@ -506,17 +467,9 @@ def files_in(folder):
 GC = {"labels": "kinds.tsv", "column": "kind", "vectors": "composition"}
 ALONE = {"column": "kind", "vectors": "composition"}
 MAIN = SimpleNamespace(is_main_snakefile=lambda: True)
-SOIL = {
-    "run": "soil",
-    "samples": "samples.tsv",
-    "translate": {"by": "chunks"},
-    "features": {
-        "proteins": {"workload": "composition"},
-        "dna": {"of": "nucleotides", "workload": "composition"},
-    },
-    "heads": {"gc": GC},
-    "verdicts": {},
-}
+OF = {"workload": "composition"}
+SOIL = {"run": "soil", "samples": "samples.tsv", "translate": {"by": "chunks"}, "verdicts": {}}
+SOIL |= {"features": {"proteins": OF, "dna": {**OF, "of": "nucleotides"}}, "heads": {"gc": GC}}
 
 
 @pytest.fixture
@@ -584,8 +537,7 @@ def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monk
         Path("my.yaml").write_text(text)
         place = Path.cwd() / "my.yaml"
         with pytest.raises(RefusedError) as caught:
-            found = begun(yaml.safe_load(text), place)
-            for run in found.runs.values():
+            for run in begun(yaml.safe_load(text), place).runs.values():
                 workflow = SimpleNamespace(configfiles=[place], is_main_process=True, modifier=MAIN)
                 refusals.refuse_missing(workflow, run)
                 refusals.refuse_missing_here(run)
@@ -629,9 +581,8 @@ def test_rules_may_make_the_files_of_a_sheet_but_not_the_sheet(key, soil):
         refusals.refuse_missing_of_steps(workflow, found, is_made)
 
     refuse({"clean/a.fa"}.__contains__)
-    with pytest.raises(
-        RefusedError, match=r"samples\.tsv:2: clean/a\.fa: this file does not exist"
-    ):
+    said = r"samples\.tsv:2: clean/a\.fa: this file does not exist"
+    with pytest.raises(RefusedError, match=said):
         refuse({"clean/b.fa"}.__contains__)
     (soil / "samples.tsv").unlink()
     with pytest.raises(RefusedError, match="but not the sheet itself"):
@@ -659,11 +610,7 @@ def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
 def begun(config, *files):
     """Validate a config, read from these `files`, as the main process does before the first
     job."""
-    workflow = SimpleNamespace(
-        configfiles=files,
-        is_main_process=True,
-        modifier=MAIN,
-    )
+    workflow = SimpleNamespace(configfiles=files, is_main_process=True, modifier=MAIN)
     found = validated(config, workflow)
     refusals.refuse_missing_of_steps(workflow, found)
     return found
@@ -672,24 +619,12 @@ def begun(config, *files):
 # ---- the whole line ----
 
 ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "shards": {"cost": 40_000}}
-LINE = {
-    "run": "soil",
-    "samples": "samples.tsv",
-    "translate": {"by": "chunks", "window": 150},
-    "features": {
-        "proteins": {**ESM2, "device": "cpu", "outputs": ["parquet"]},
-        "letters": {"of": "proteins", "workload": "composition", "outputs": ["tsv", "parquet"]},
-    },
-    "heads": {
-        "gc": {
-            "labels": "kinds.tsv",
-            "column": "kind",
-            "group": "id",
-            "vectors": ["mean_layer_6", "composition"],
-        }
-    },
-    "verdicts": {"by": "mean"},
+LINE = SOIL | {"translate": {"by": "chunks", "window": 150}, "verdicts": {"by": "mean"}}
+LINE["features"] = {
+    "proteins": {**ESM2, "device": "cpu", "outputs": ["parquet"]},
+    "letters": {**OF, "of": "proteins", "outputs": ["tsv", "parquet"]},
 }
+LINE["heads"] = {"gc": {**GC, "group": "id", "vectors": ["mean_layer_6", "composition"]}}
 MADE = (
     *("verdicts.tsv", "predictions/gc.tsv", "predictions/gc.missing.tsv"),
     *("heads/gc/held_out.parquet", "heads/gc/missing.tsv"),
@@ -720,11 +655,8 @@ def test_three_samples_of_reads_come_to_their_verdicts_through_kills(tmp_path, e
         desks.append(Desk(tmp_path / name, environment))
         desks[-1].folder.mkdir()
         write_sheet(desks[-1].folder, of_sample, lane={"1": "x", "2": "y", "3": "y"})
-        rows = [
-            f"{part}\t{id}\t{gc_of(read)}"
-            for part, records in of_sample.items()
-            for id, read in records[:60]
-        ]
+        known = [(part, *one) for part, records in of_sample.items() for one in records[:60]]
+        rows = [f"{part}\t{id}\t{gc_of(read)}" for part, id, read in known]
         (desks[-1].folder / "kinds.tsv").write_text("\n".join(["sample\tid\tkind", *rows]) + "\n")
         (desks[-1].folder / "soil.yaml").write_text(json.dumps(LINE))
     alone, killed = desks

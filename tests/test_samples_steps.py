@@ -1,6 +1,5 @@
 """Steps after the features take samples: an id is one record in each of them."""
 
-import csv
 import json
 import logging
 import shutil
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from programs import Verbs, fasta, random_records
+from programs import Verbs, random_records, rows_of, write_samples
 
 import featuremill
 from featuremill import __main__, features
@@ -36,14 +35,9 @@ SITES = {"a": "lake", "b": "sea", "c": "lake"}
 def run(tmp_path_factory, environment):
     """Return a finished run of samples, in which records failed and were refused."""
     verbs = Verbs(tmp_path_factory.mktemp("samples"), environment)
-    lines = ["sample\tfile\tsite"]
-    for name, records in SAMPLES.items():
-        (verbs.folder / f"{name}.fa").write_text(fasta(records))
-        lines.append(f"{name}\t{name}.fa\t{SITES[name]}")
-    (verbs.folder / "samples.tsv").write_text("\n".join(lines))
-    asked = {"samples": "samples.tsv", "inputs": []}
-    verbs.extract(verbs.plan([], "residues", {"last": False}, more=("--threads", "1"), **asked))
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "--max-failed", "2")
+    asked = write_samples(verbs.folder, SAMPLES, site=SITES)
+    asked |= {"workload": "residues", "options": {"last": False}}
+    verbs.finish([], "parquet", max_failed=2, **asked)
     return verbs.run_folder.root
 
 
@@ -57,11 +51,6 @@ def vectors(run):
     }
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
-
-
 def table_of(folder, rows, head):
     path = folder / "table.tsv"
     path.write_text("\n".join("\t".join(row) for row in [head, *rows]))
@@ -70,8 +59,7 @@ def table_of(folder, rows, head):
 
 def grouped(folder, run, table=None, column=None):
     output = folder / "groups.parquet"
-    section = Groups(table=table and str(table), column=column, pool="sum")
-    write.pool(run, section, output)
+    write.pool(run, Groups(table=table and str(table), column=column, pool="sum"), output)
     members = rows_of(folder / "groups.members.tsv")
     told = json.loads((folder / "groups.json").read_text())
     return SimpleNamespace(rows=pq.read_table(output).to_pylist(), members=members, told=told)
@@ -168,8 +156,7 @@ def nearest(vectors, of, labelled):
 
 
 def test_labels_are_transferred_by_sample_and_id(run, tmp_path, vectors):
-    labels = table_of(tmp_path, LABELS, ("sample", "id", "kind"))
-    found = transferred(tmp_path, run, labels)
+    found = transferred(tmp_path, run, table_of(tmp_path, LABELS, ("sample", "id", "kind")))
     label_of = {(s, id): kind for s, id, kind in LABELS if (s, id) in vectors}
     assert [(row["sample"], row["id"]) for row in found.rows] == list(vectors)
     for row in found.rows:
@@ -234,12 +221,8 @@ def test_an_autoencoder_sees_the_residues_of_all_samples_and_names_whose_a_recor
         (row["sample"], row["id"]): {one["feature"]: one["value"] for one in row["features"]}
         for row in table.to_pylist()
     }
-    assert list(active) == [
-        (sample, id)
-        for sample, records in SAMPLES.items()
-        for id, _ in records
-        if id not in ("fails", "bad")
-    ]
+    ids = [(sample, id) for sample, records in SAMPLES.items() for id, _ in records]
+    assert list(active) == [one for one in ids if one[1] not in ("fails", "bad")]
     rows = rows_of(sae / "features.tsv")
     for row in rows:
         value = active[row["sample"], row["id"]][int(row["feature"])]

@@ -40,8 +40,7 @@ def plugins(environment, monkeypatch, forked):
 @pytest.fixture
 def call(environment, gpu_node):
     """Return a function that starts a process with a call on a node of 3 GPUs."""
-    node = gpu_node(3).environment
-    variables = {**environment, **node, "PYTHONPATH": environment["PYTHONPATH"]}
+    variables = {**environment, **gpu_node(3).environment, "PYTHONPATH": environment["PYTHONPATH"]}
 
     def started(options=None, inputs=SEQUENCES, **more):
         words = {"inputs": inputs, "options": options or {}, **more}

@@ -81,11 +81,8 @@ def ends_well(process, seconds=400):
 
 def seconds_of(receipts):
     """Return the seconds from the first start of a shard to the last end."""
-    times = [
-        datetime.datetime.fromisoformat(receipt[key])
-        for receipt in receipts
-        for key in ("started", "finished")
-    ]
+    keys = ("started", "finished")
+    times = [datetime.datetime.fromisoformat(one[key]) for one in receipts for key in keys]
     return (max(times) - min(times)).total_seconds()
 
 
@@ -97,9 +94,8 @@ def test_one_allocation_of_four_gpus(tmp_path, environment, gpu_node, slurm_clus
     cluster.wait_until(lambda: cluster.jobs()[job][0] == "COMPLETED", 500)
     check_spans(run.spans(), node.uuids, 4)
     receipts = run.receipts()
-    assert {device["uuid"] for receipt in receipts for device in receipt["devices"]} == set(
-        node.uuids
-    )
+    used = {device["uuid"] for receipt in receipts for device in receipt["devices"]}
+    assert used == {*node.uuids}
     assert run.counts()["ok"] == 640
     took = seconds_of(receipts)
     print(f"64 shards of 1 s on 4 GPUs: {took:.0f} s, {4 * took / 64 - 1:.2f} s more a shard")
@@ -149,9 +145,7 @@ def test_jobs_that_deliver(tmp_path, environment, gpu_node, slurm_cluster):
     """Results shard by shard: a job for each share of the shards, none of which asks for a GPU."""
     cluster, node = slurm_cluster(), gpu_node(4)
     run = SlurmRun(tmp_path / "run", environment, node, cluster, 6, batch_seconds=1)
-    config = (run.folder / "config.yaml").read_text()
-    asks = "order: shard\noutputs: parquet_dataset\n"
-    (run.folder / "config.yaml").write_text(config + asks)
+    run.ask(order="shard", outputs="parquet_dataset")
     ends_well(run.plugin())
     jobs = cluster.run("squeue", "-h", "--states=all", "-O", "tres-per-job,comment").splitlines()
     delivering = [line for line in jobs if " rule_deliver_" in line]
@@ -185,16 +179,10 @@ def test_the_demo_on_both_roads(tmp_path, environment, slurm_cluster):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**environment, "PATH": path}
     command = ["snakemake", "--snakefile", ROOT / "Snakefile"]
+    by_script = ["sbatch", "--wait", "--mem=8G", "--cpus-per-task=2", ALLOCATION]
     roads = {
         "local": [*command, "--cores", "2"],
-        "allocation": [
-            "sbatch",
-            "--wait",
-            "--mem=8G",
-            "--cpus-per-task=2",
-            ALLOCATION,
-            *command[1:],
-        ],
+        "allocation": [*by_script, *command[1:]],
         "jobs": [*command, "--workflow-profile", PROFILE, *QUICK, "--set-threads", "extract=2"],
     }
     for road, words in roads.items():
@@ -208,10 +196,8 @@ def test_the_demo_on_both_roads(tmp_path, environment, slurm_cluster):
 @pytest.fixture
 def two_nodes(tmp_path, gpu_node, slurm_cluster):
     """Return a cluster of two nodes with two GPUs each, and the environment of its jobs."""
-    nodes = {
-        name: gpu_node(*[Gpu(uuid=f"GPU-{name}-{index}") for index in range(2)])
-        for name in ("gpu1", "gpu2")
-    }
+    names = ("gpu1", "gpu2")
+    nodes = {name: gpu_node(*[Gpu(uuid=f"GPU-{name}-{n}") for n in range(2)]) for name in names}
     prolog = tmp_path / "prolog"
     lines = "".join(
         f"if [ $SLURMD_NODENAME = {name} ]; then\n"
@@ -224,8 +210,7 @@ def two_nodes(tmp_path, gpu_node, slurm_cluster):
     )
     prolog.write_text("#!/bin/sh\n" + lines)
     prolog.chmod(0o755)
-    cluster = slurm_cluster(nodes=2, gpus=2, more_conf=f"TaskProlog={prolog}\n")
-    return cluster, nodes
+    return slurm_cluster(nodes=2, gpus=2, more_conf=f"TaskProlog={prolog}\n"), nodes
 
 
 def test_what_a_cluster_does_to_jobs_costs_nothing(tmp_path, environment, two_nodes):
@@ -236,8 +221,7 @@ def test_what_a_cluster_does_to_jobs_costs_nothing(tmp_path, environment, two_no
     local = SlurmRun(tmp_path / "local", environment, nodes["gpu1"], cluster, 6, **options)
     local("--cores", "32")
     run = SlurmRun(tmp_path / "run", environment, nodes["gpu1"], cluster, 6, **options)
-    paths = run.receipt_paths()
-    process = run.plugin("--", *paths)
+    process = run.plugin("--", *run.receipt_paths())
     jobs = cluster.wait_until(lambda: (found := run.extracts()) and len(found) == 4 and found)
     cluster.wait_until(run.spans)
     hold.touch()  # no batch ends before all of it has happened

@@ -87,8 +87,7 @@ def test_what_jobs_would_ask_for(tmp_path, environment):
     """A dry run on a machine without a GPU says it, for jobs that would have one."""
     workflow = Workflow(tmp_path, environment, random_records(20))
     workflow("plan")
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "device": "cuda"}))
+    workflow.ask(device="cuda")
     workflow("plan")
     said = workflow("-n", "--workflow-profile", str(PROFILE), "--jobs", "7")
     extract = said.partition("rule extract:")[2].partition("\n[")[0]
@@ -158,16 +157,13 @@ def test_the_summary_says_what_the_executor_says_of_jobs_that_said_nothing():
     """As after scancel; jobs that ended alike are told once."""
     failures = Failures()
     for job in ("7", "8"):
-        message = (
-            f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'. "
-            "Reason: Step 0: CANCELLED by 0."
-        )
+        message = f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'. "
+        message += "Reason: Step 0: CANCELLED by 0."
         about = {"rule_name": "extract", "rule_msg": message, "shellcmd": "featuremill extract"}
         record = logging.LogRecord("snakemake", logging.ERROR, "", 0, "failed", (), None)
         more = {"log": [f"{job}.log"], "output": [f"{job}.json"], "event": "job_error"}
         record.__dict__.update(about, **more)
-        failed = failures.hear(record)
-        assert f"error: {message}\n" in message_of(failed, is_here=False)
+        assert f"error: {message}\n" in message_of(failures.hear(record), is_here=False)
     said = closing(failures, "results/my")
     assert said.count("the Slurm job failed, SLURM status is: 'CANCELLED'.") == 1
     assert "CANCELLED by 0." in said and "without a word" not in said

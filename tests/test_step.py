@@ -44,28 +44,19 @@ class ForkedSteps(StepContract):
         return Desk(folder, dict(os.environ)).type("featuremill", *words, status=status).text
 
 
+def soil(**more):
+    return MappingProxyType({"run": "soil", "inputs": "few.fa", **more})
+
+
+OF = {"of": "letters", "vectors": "composition"}
+KINDS = "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))
+SMALL = {"features": 16, "k": 2, "batch": 16, "steps": 20, "held_out": 0.3, "device": "cpu"}
+GENES = {"column": "gene", "vectors": "composition"}
+
+
 class TestAutoencoders(ForkedSteps):
     step = "autoencoders"
-    config = MappingProxyType(
-        {
-            "run": "soil",
-            "inputs": "few.fa",
-            "features": FEATURES,
-            "autoencoders": {
-                "small": {
-                    "of": "letters",
-                    "vectors": "composition",
-                    "features": 16,
-                    "k": 2,
-                    "batch": 16,
-                    "steps": 20,
-                    "held_out": 0.3,
-                    "device": "cpu",
-                    "encode": ["others"],
-                }
-            },
-        }
-    )
+    config = soil(features=FEATURES, autoencoders={"small": {**OF, **SMALL, "encode": ["others"]}})
 
     @pytest.mark.slow
     def test_products_are_made_once_shown_by_status_and_removed(self, tmp_path):
@@ -83,69 +74,27 @@ class TestAutoencoders(ForkedSteps):
 
 class TestTransfer(ForkedSteps):
     step = "transfer"
-    files = MappingProxyType(
-        {"kinds.csv": "id,kind\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
-    )
-    config = MappingProxyType(
-        {
-            "run": "soil",
-            "inputs": "few.fa",
-            "features": FEATURES,
-            "transfer": {
-                "kinds": {
-                    "of": "letters",
-                    "labels": "kinds.csv",
-                    "column": "kind",
-                    "vectors": "composition",
-                    "k": 3,
-                }
-            },
-        }
-    )
+    files = MappingProxyType({"kinds.csv": f"id,kind\n{KINDS}"})
+    kinds = MappingProxyType({**OF, "labels": "kinds.csv", "column": "kind", "k": 3})
+    config = soil(features=FEATURES, transfer={"kinds": {**kinds}})
 
 
 class TestGroups(ForkedSteps):
     step = "groups"
-    files = MappingProxyType(
-        {"genes.csv": "id,gene\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
-    )
-    config = MappingProxyType(
-        {
-            "run": "soil",
-            "inputs": "few.fa",
-            "workload": "composition",
-            "groups": {
-                "genes": {
-                    "table": "genes.csv",
-                    "column": "gene",
-                    "vectors": "composition",
-                    "pool": ["mean", "max"],
-                }
-            },
-        }
-    )
+    files = MappingProxyType({"genes.csv": f"id,gene\n{KINDS}"})
+    genes = MappingProxyType({**GENES, "table": "genes.csv", "pool": ["mean", "max"]})
+    config = soil(workload="composition", groups={"genes": {**genes}})
 
 
 class TestOutsideTheTree(ForkedSteps):
     step = "tally"
-    config = MappingProxyType(
-        {"run": "one", "inputs": "few.fa", "workload": "composition", "tally": {"word": "of them"}}
-    )
+    config = soil(workload="composition", tally={"word": "of them"})
 
 
 class TestOfTheKitAlone(ForkedSteps):
     step = "trained"
     files = TestGroups.files
-    config = MappingProxyType(
-        {
-            "run": "soil",
-            "inputs": "few.fa",
-            "workload": "composition",
-            "trained": {
-                "genes": {"labels": "genes.csv", "column": "gene", "vectors": "composition"}
-            },
-        }
-    )
+    config = soil(workload="composition", trained={"genes": {**GENES, "labels": "genes.csv"}})
 
 
 @pytest.fixture
@@ -154,17 +103,11 @@ def beside(tmp_path, environment):
     desk = Desk(tmp_path, environment)
     (tmp_path / "few.fa").write_text(fasta(random_records(40)))
     (tmp_path / "genes.csv").write_text(TestGroups.files["genes.csv"])
-    of = {"of": "letters", "vectors": "composition"}
-    config = {
-        "run": "soil",
-        "inputs": "few.fa",
-        "features": FEATURES,
-        "trained": {"genes": {**of, "labels": "genes.csv", "column": "gene"}},
-        "groups": {"genes": {**of, "table": "genes.csv", "column": "gene"}},
-    }
+    labels, table = ({**OF, key: "genes.csv", "column": "gene"} for key in ("labels", "table"))
+    config = {**soil(features=FEATURES, trained={"genes": labels}, groups={"genes": table})}
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
-    config["autoencoders"] = {"genes": {**of, "encode": ["others"]}}
-    config["heads"] = {"genes": {**of, "labels": "genes.csv", "column": "gene"}}
+    config["autoencoders"] = {"genes": {**OF, "encode": ["others"]}}
+    config["heads"] = {"genes": {**labels}}
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(config))
     return desk
 
@@ -207,42 +150,49 @@ def test_the_contract_refuses_a_name_that_another_step_may_have(monkeypatch, tmp
         TestOfTheKitAlone().test_names_in_its_rules_begin_with_its_key()
 
 
-@pytest.mark.parametrize(
-    ("section", "sentence"),
-    [
-        (
-            "autoencoders: {a: {of: lettrs}}",
-            "autoencoders.a.of: there are no features 'lettrs'; there are letters and others, or",
-        ),
-        (
-            "autoencoders: {a: {}}",
-            "autoencoders.a.of: name the features, one of letters and others.",
-        ),
-        (
-            "autoencoders: {a: {of: letters, gpus: 9}}",
-            "autoencoders.a.gpus: --gpus 9: a batch is computed in 8 equal slices",
-        ),
-        (
-            "autoencoders: {a: {of: letters, k: 5000}}",
-            "autoencoders.a.features: --k 5000: of 4,096",
-        ),
-        ("autoencoders: {a: {k: many}}", "autoencoders.a.k: give a whole number of at least 1"),
-        ("autoencoders: {a: {kk: 1}}", "autoencoders.a.kk: there is no such key here"),
-        ("autoencoders: many", "autoencoders: give a mapping of names to values, not 'many'."),
-        ("autoencoders: {a/b: {}}", "autoencoders.a/b: use letters, digits, '.', '_' and '-' only"),
-        ("tally: {wrod: a}", "tally.wrod: there is no such key here; did you mean 'word'?"),
-        ("tallly: {}", "tallly: there is no such key here; did you mean 'tally'?"),
-    ],
-)
-def test_what_is_wrong_is_refused_before_any_job(tmp_path, environment, section, sentence):
-    config = {"run": "soil", "inputs": "few.fa", "features": FEATURES}
-    text = yaml.safe_dump(config, sort_keys=False)
+AT_ONCE = [
+    (
+        "autoencoders: {a: {of: lettrs}}",
+        "autoencoders.a.of: there are no features 'lettrs'; there are letters and others, or",
+    ),
+    ("autoencoders: {a: {}}", "autoencoders.a.of: name the features, one of letters and others."),
+    (
+        "autoencoders: {a: {of: letters, gpus: 9}}",
+        "autoencoders.a.gpus: --gpus 9: a batch is computed in 8 equal slices",
+    ),
+    ("autoencoders: {a: {of: letters, k: 5000}}", "autoencoders.a.features: --k 5000: of 4,096"),
+    ("autoencoders: {a: {k: many}}", "autoencoders.a.k: give a whole number of at least 1"),
+    ("autoencoders: {a: {kk: 1}}", "autoencoders.a.kk: there is no such key here"),
+    ("autoencoders: many", "autoencoders: give a mapping of names to values, not 'many'."),
+    ("autoencoders: {a/b: {}}", "autoencoders.a/b: use letters, digits, '.', '_' and '-' only"),
+    ("tally: {wrod: a}", "tally.wrod: there is no such key here; did you mean 'word'?"),
+    ("tallly: {}", "tallly: there is no such key here; did you mean 'tally'?"),
+]
+LATER = [
+    (
+        "heads: {a: {labels: kinds.csv, column: kind, of: letters, vectors: lettrs}}",
+        "heads.a.vectors: letters: there is no column 'lettrs' with one vector a record; it",
+    ),
+    (
+        "autoencoders: {a: {of: letters, vectors: residues}}",
+        "autoencoders.a.vectors: letters: there is no column 'residues' of vectors; it has",
+    ),
+]
+REFUSED = [
+    *((("status", "my.yaml"), *row) for row in AT_ONCE),
+    *((("run", "my.yaml", "-n"), *row) for row in LATER),
+]
+
+
+@pytest.mark.parametrize(("words", "section", "sentence"), REFUSED)
+def test_what_is_wrong_is_refused_before_any_job(tmp_path, environment, words, section, sentence):
+    text = yaml.safe_dump({**soil(features=FEATURES)}, sort_keys=False)
     (tmp_path / "few.fa").write_text(">p\nMKV\n")
+    (tmp_path / "kinds.csv").write_text("id,kind\np,a\n")
     (tmp_path / "my.yaml").write_text(text + section + "\n")
     line = text.count("\n") + 1
-    desk = Desk(tmp_path, environment)
-    said = desk.type("featuremill", "status", "my.yaml", status=2).err
-    assert f"my.yaml:{line}: {sentence}" in said
+    said = Desk(tmp_path, environment).type("featuremill", *words, status=2).err
+    assert f"my.yaml:{line}: {sentence}" in " ".join(said.split())
 
 
 def test_what_a_step_has_not_made_is_not_done():
@@ -286,31 +236,6 @@ def test_a_package_may_bring_a_command_of_no_step(tmp_path, environment):
     assert "lost" not in said, "its module is not there"
     desk.type("featuremill", "greet", "--output", "hello.txt")
     assert (tmp_path / "hello.txt").read_text() == "hello\n"
-
-
-@pytest.mark.parametrize(
-    ("section", "sentence"),
-    [
-        (
-            "heads: {a: {labels: kinds.csv, column: kind, of: letters, vectors: lettrs}}",
-            "heads.a.vectors: letters: there is no column 'lettrs' with one vector a record; it",
-        ),
-        (
-            "autoencoders: {a: {of: letters, vectors: residues}}",
-            "autoencoders.a.vectors: letters: there is no column 'residues' of vectors; it has",
-        ),
-    ],
-)
-def test_vectors_that_there_will_not_be_are_refused_before_any_job(
-    tmp_path, environment, section, sentence
-):
-    config = {"run": "soil", "inputs": "few.fa", "features": FEATURES}
-    text = yaml.safe_dump(config, sort_keys=False)
-    (tmp_path / "few.fa").write_text(">p\nMKV\n")
-    (tmp_path / "kinds.csv").write_text("id,kind\np,a\n")
-    (tmp_path / "my.yaml").write_text(text + section + "\n")
-    said = Desk(tmp_path, environment).type("featuremill", "run", "my.yaml", "-n", status=2).err
-    assert f"my.yaml:{text.count(chr(10)) + 1}: {sentence}" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

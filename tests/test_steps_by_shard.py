@@ -24,40 +24,22 @@ EQUAL = [(f"x{n}", "X" * (n + 2)) for n in range(9)]
 KINDS |= {id: ("virus", "host")[n % 3 == 0] for n, (id, _) in enumerate(EQUAL[:6])}
 ALL = [*RECORDS, *EQUAL, ("twin", RECORDS[5][1]), ("bad", "")]
 LABELS = {"labels": "labels.csv", "vectors": "composition"}
+FAMILIES = {"vectors": "composition", "table": "labels.csv", "column": "family"}
+SMALL = {"features": 8, "k": 2, "batch": 16, "steps": 20, "threads": 1}
 STEPS = {
     "heads": {
         "kind": {**LABELS, "column": "kind"},
         "size": {**LABELS, "column": "size", "task": "regression"},
     },
     "transfer": {"near": {**LABELS, "column": "kind"}},
-    "groups": {
-        "families": {
-            "vectors": "composition",
-            "table": "labels.csv",
-            "column": "family",
-            "pool": ["mean", "max", "sum"],
-        }
-    },
-    "autoencoders": {
-        "sae": {
-            "vectors": "composition",
-            "features": 8,
-            "k": 2,
-            "batch": 16,
-            "steps": 20,
-            "threads": 1,
-        }
-    },
+    "groups": {"families": {**FAMILIES, "pool": ["mean", "max", "sum"]}},
+    "autoencoders": {"sae": {"vectors": "composition", **SMALL}},
 }
+SURE = {"class": "virus", "recall": 0.9}
 MORE_STEPS = {
     "heads": {
         "net": {**LABELS, "column": "kind", "kind": "mlp"},
-        "sure": {
-            **LABELS,
-            "column": "kind",
-            "group": "family",
-            "threshold": {"class": "virus", "recall": 0.9},
-        },
+        "sure": {**LABELS, "column": "kind", "group": "family", "threshold": SURE},
     },
     "maps": {},
 }

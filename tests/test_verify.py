@@ -113,9 +113,8 @@ def test_a_damaged_shard_is_a_problem_beside_others(sent):
     (shard,) = (sent.run_folder.store / "shards").glob("*.arrow")
     shard.write_bytes(shard.read_bytes()[:-8])
     problems = sent.verify(status=1)["problems"]
-    assert problems == [
-        f"{shard.relative_to(sent.folder)}: its bytes are not those that were written"
-    ]
+    place = shard.relative_to(sent.folder)
+    assert problems == [f"{place}: its bytes are not those that were written"]
 
 
 def test_without_the_store_the_input_says_what_was_computed(sent):
@@ -124,8 +123,7 @@ def test_without_the_store_the_input_says_what_was_computed(sent):
     (sent.folder / "in.fa").rename(sent.folder / "mine.fa")
     assert "name the files with the records (--input FILE)" in sent.verify(status=2)
     assert not sent.verify("--recompute", 0, status=0)["columns"]
-    others = [(id, sequence[::-1]) for id, sequence in RECORDS]
-    (sent.folder / "mine.fa").write_text(fasta(others))
+    (sent.folder / "mine.fa").write_text(fasta([(id, sequence[::-1]) for id, sequence in RECORDS]))
     problems = sent.verify("--input", "mine.fa", "--ids", "p0.2", "again", status=1)["problems"]
     assert problems == [
         "mine.fa:5: 'p0.2' has another sequence than the results have of it",
@@ -163,8 +161,7 @@ def test_a_difference_is_relative_whatever_the_shape():
     assert difference(vector, vector) == 0 and np.isclose(difference(vector, other), 0.1, rtol=0.1)
     residues = pa.array([[[1.0], [2.0]]], pa.list_(pa.list_(pa.float16(), 1)))[0]
     assert difference(residues, residues) == 0
-    fewer = pa.array([[[1.0]]], pa.list_(pa.list_(pa.float16(), 1)))[0]
-    assert difference(residues, fewer) == 1
+    assert difference(residues, pa.array([[[1.0]]], pa.list_(pa.list_(pa.float16(), 1)))[0]) == 1
     one, two = pa.array(["text", "other"])
     assert difference(one, one) == 0 and difference(one, two) == 1
     missing, number = pa.array([None, 1.5])

@@ -198,15 +198,11 @@ def test_merge_refuses_parts_of_two_versions(steps):
     assert steps.delivers("1.1")
 
 
+VERSION, DIES_AFTER = st.sampled_from(VERSIONS), st.sampled_from(["", "1", "2", "3"])
 STEP = st.one_of(
-    st.tuples(st.just("plan"), st.sampled_from(VERSIONS)),
-    st.tuples(
-        st.just("extract"),
-        st.sampled_from(VERSIONS),
-        st.integers(0, 1),
-        st.sampled_from(["", "1", "2", "3"]),
-    ),
-    st.tuples(st.just("merge"), st.sampled_from(VERSIONS)),
+    st.tuples(st.just("plan"), VERSION),
+    st.tuples(st.just("extract"), VERSION, st.integers(0, 1), DIES_AFTER),
+    st.tuples(st.just("merge"), VERSION),
 )
 
 
@@ -236,13 +232,10 @@ def examples(number):
     """Return what has hypothesis draw `number` of sequences of steps, the same each time."""
 
     def wrapped(test):
-        drawn = given(st.lists(STEP, min_size=3, max_size=8), st.sampled_from(VERSIONS))(test)
-        return settings(
-            max_examples=number,
-            derandomize=True,
-            deadline=None,
-            suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-        )(drawn)
+        drawn = given(st.lists(STEP, min_size=3, max_size=8), VERSION)(test)
+        quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+        more = {"derandomize": True, "deadline": None, "suppress_health_check": quiet}
+        return settings(max_examples=number, **more)(drawn)
 
     return wrapped
 

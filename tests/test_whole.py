@@ -23,7 +23,7 @@ import yaml
 from conftest import PLUGINS
 from hypothesis import Phase
 from hypothesis import strategies as st
-from programs import Desk
+from programs import Desk, rows_of
 from safetensors.numpy import load_file
 from test_heads import forward
 from test_properties import holds
@@ -63,10 +63,8 @@ def sequences(path):
     """Return the records of a gzipped FASTA file by id, in its order."""
     with gzip.open(path, "rb") as file:
         lines = file.read().decode().splitlines()
-    found = {
-        head.removeprefix(">"): letters
-        for head, letters in zip(lines[::2], lines[1::2], strict=True)
-    }
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    found = {head.removeprefix(">"): letters for head, letters in pairs}
     assert len(found) == len(lines) // 2, "two fragments have one id"
     return found
 
@@ -91,8 +89,7 @@ def expected(fragments, scores_of, by):
 
 
 def table(path):
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = rows_of(path, quoting=csv.QUOTE_NONE)
     return [{name: tsv.original(text) for name, text in row.items()} for row in rows]
 
 
@@ -116,8 +113,7 @@ def check_verdicts(path, contigs, told, num_predicted, num_missing):
     assert set(without) <= {"without", "refused"}
     # Contigs: judged, failed, without fragments, refused. Fragments: predicted, or failed.
     assert len(rows) == len(told) + without.total()
-    num_fragments = sum(num for _, num, _ in told.values())
-    assert num_fragments == num_predicted + num_missing
+    assert sum(num for _, num, _ in told.values()) == num_predicted + num_missing
     assert sum(failed for _, _, failed in told.values()) == num_missing
     return without
 
@@ -130,13 +126,9 @@ IDS = st.one_of(
     st.text(st.sampled_from("ac1._-|;:,=#\"'\\/(){}%&é中"), min_size=1, max_size=6),
 )
 DNA = st.text("ACGT", min_size=WINDOW // 2, max_size=5 * WINDOW)
-LETTERS = st.one_of(
-    DNA,
-    DNA,
-    DNA.map(str.lower),
-    DNA.map(lambda letters: letters.replace("CA", "CN").replace("T", "U")),
-    st.sampled_from(["TAGC" * 30, "A", "AC", "MKVLPEFQ" * 9]),  # no fragment, or no DNA
-)
+OTHER = DNA.map(lambda letters: letters.replace("CA", "CN").replace("T", "U"))
+BARE = st.sampled_from(["TAGC" * 30, "A", "AC", "MKVLPEFQ" * 9])  # no fragment, or no DNA
+LETTERS = st.one_of(DNA, DNA, DNA.map(str.lower), OTHER, BARE)
 
 
 FIRST = "ACGTTGCAGC" * 9
@@ -280,14 +272,10 @@ class Line(Desk):
             kind: {"alphabet": kind, "marker": marker, "cured": "cured", **options}
             for kind, marker in MARKERS.items()
         }
-        config = {
-            "run": "soil",
-            "inputs": "contigs.fa",
-            "translate": {"by": "chunks", "window": 90},
-            "features": {kind: {**run, "options": told[kind]} for kind in MARKERS},
-            "heads": {"kinds": {"labels": "kinds.csv", "column": "kind"}},
-            "verdicts": {"by": "max"},
-        }
+        config = {"run": "soil", "inputs": "contigs.fa", "verdicts": {"by": "max"}}
+        config["translate"] = {"by": "chunks", "window": 90}
+        config["features"] = {kind: {**run, "options": told[kind]} for kind in MARKERS}
+        config["heads"] = {"kinds": {"labels": "kinds.csv", "column": "kind"}}
         (folder / "soil.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         self.results = folder / "results" / "soil"
 
@@ -380,13 +368,8 @@ def translated(tmp_path, monkeypatch):
         with ours.delivering(results / "heads/kinds" / name) as made:
             made.touch()
     labels = card.TableUsed(file="kinds.csv", sha256=digest, column="kind")
-    about = {
-        "kind": "logistic",
-        "classes": [*CLASSES],
-        "features": [],
-        "sha256": "",
-        "labels": labels,
-    }
+    about = {"kind": "logistic", "classes": [*CLASSES], "features": [], "sha256": ""}
+    about["labels"] = labels
     card.Card(version=card.Card.NEWEST, **about).write(results / "heads/kinds" / card.CARD)
     for path in (Path("a.fa"), Path("kinds.csv"), results / "translate/translate.json"):
         os.utime(path, (1, 1))
@@ -396,13 +379,8 @@ def translated(tmp_path, monkeypatch):
 def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
     def made():
         runs = named(Path("soil.yaml"))
-        found = dict(
-            zip(
-                (one.label for one in runs.steps),
-                ProjectReader(runs).inspect().steps,
-                strict=True,
-            )
-        )
+        labels = (one.label for one in runs.steps)
+        found = dict(zip(labels, ProjectReader(runs).inspect().steps, strict=True))
         return found["translate"], found["heads.kinds"]
 
     assert made() == ("yes", "yes")
@@ -463,9 +441,8 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     expected = {"predicted": num_fragments - num_missing, "without": num_missing}
     assert figures["predictions.kinds"] == expected
     assert sum(figures["verdicts"].values()) == 16
-    assert {k: run["failed"] for k, run in state["runs"].items()} == {
-        kind: len(ids) for kind, ids in failed.items()
-    }
+    num_failed = {kind: len(ids) for kind, ids in failed.items()}
+    assert {kind: run["failed"] for kind, run in state["runs"].items()} == num_failed
     assert state["next"] == ["featuremill retry soil.yaml", AGAIN]
     page = line.page()
     for kind in RUNS:
@@ -516,13 +493,9 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
     lines["undisturbed"]("run")
     whole_seconds = time.monotonic() - started
     line, num_kills = lines["killed"], 0
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for _ in range(10):
-        process = line.start(
-            *("featuremill", "run", "soil.yaml"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = line.start("featuremill", "run", "soil.yaml", **quiet, start_new_session=True)
         try:
             process.wait(rng.uniform(0.05, 0.5) * whole_seconds)
         except subprocess.TimeoutExpired:
@@ -532,11 +505,7 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
     assert num_kills
     line("run")
     line.check(is_cured=False)
-    for name in (
-        "verdicts.tsv",
-        "predictions/kinds.tsv",
-        "translate/proteins.faa.gz",
-    ):
+    for name in ("verdicts.tsv", "predictions/kinds.tsv", "translate/proteins.faa.gz"):
         one, other = ((one.results / name).read_bytes() for one in lines.values())
         assert one == other, name
     assert line.state(2)["next"] == lines["undisturbed"].state(2)["next"]

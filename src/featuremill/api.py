@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill import beside, config
 from featuremill.base import faults, reasons
-from featuremill.base.arrays import matrices, matrix
+from featuremill.base.arrays import matrices
 from featuremill.base.devices import (
     Device,
     DeviceChoice,
@@ -69,13 +68,6 @@ NO_GPU = (
 )
 
 
-def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
-    """Return the array of each row of a column: a vector, or a matrix with a vector per residue."""
-    if pa.types.is_list(column.type):
-        return matrices(pa.chunked_array([column]))
-    return list(matrix(column))
-
-
 class _Loaded(NamedTuple):
     """A loaded model, and what it was loaded from."""
 
@@ -106,7 +98,7 @@ class Computed(NamedTuple):
     settings: Settings
     jobs: list[Job]
 
-    def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
+    def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = matrices) -> list[Any]:
         """Return the cells of payloads, None for failed ones; `rows` converts a batch's column."""
         cells: list[Any] = [None] * self.num_payloads
         for indices, values in self.batches:
@@ -549,7 +541,7 @@ def _frame(records: Sequence[Record], computed: Computed) -> pd.DataFrame:
     frame: pd.DataFrame = pa.table(about).select(list(ABOUT)).to_pandas().set_index("id")
     for field in computed.schema:
         is_vector = pa.types.is_fixed_size_list(field.type)
-        cells = computed.cells(field.name, _arrays if is_vector else pa.Array.to_pylist)
+        cells = computed.cells(field.name, matrices if is_vector else pa.Array.to_pylist)
         cells = [cell for cell, is_kept in zip(cells, has_values, strict=True) if is_kept]
         values = list(np.array(cells)) if is_vector else cells  # rows of one matrix, none shared
         frame[field.name] = pd.Series(values, index=frame.index, dtype=object)

@@ -3,6 +3,7 @@ and which of their rows have a number that is missing, NaN or infinite."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,8 @@ Digests = npt.NDArray[np.bytes_]
 
 def matrix(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a fixed_size_list[width] column of n rows as an array of shape (n, width)."""
-    width = column.type.list_size
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    flat = [_numbers(chunk.flatten()) for chunk in chunks]
-    dtype = column.type.value_type.to_pandas_dtype()
-    joined = np.concatenate(flat) if flat else np.empty(0, dtype)
-    return joined.reshape(-1, width)
+    shape, dtype = (0, column.type.list_size), column.type.value_type.to_pandas_dtype()
+    return np.concatenate([np.empty(shape, dtype), *map(_rows, _chunks(column))])
 
 
 def side_by_side(block: pa.Table, columns: list[str]) -> npt.NDArray[Any]:
@@ -28,25 +25,35 @@ def side_by_side(block: pa.Table, columns: list[str]) -> npt.NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
 
-def matrices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
-    """Return a list<fixed_size_list[width]> column as one array of shape (length, width) a row."""
-    arrays = []
-    for chunk in column.chunks:
-        for row in chunk:
-            inner = row.values
-            width = inner.type.list_size
-            arrays.append(_numbers(inner.flatten()).reshape(-1, width))
+def matrices(column: pa.Array | pa.ChunkedArray) -> list[npt.NDArray[Any]]:
+    """Return one array for each row of a column: of a list of vectors a matrix (length, width), of
+    a vector (width,), of a list of numbers (length,)."""
+    arrays = list[npt.NDArray[Any]]()
+    for chunk in _chunks(column):
+        if pa.types.is_fixed_size_list(chunk.type):
+            arrays.extend(_rows(chunk))
+        else:
+            rows, ends = _rows(chunk.values), _numbers(chunk.offsets)
+            arrays += [rows[start:end] for start, end in pairwise(ends)]
     return arrays
 
 
-def digests(column: pa.ChunkedArray) -> Digests:
+def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _rows(values: pa.Array) -> npt.NDArray[Any]:
+    """Return vectors as rows, and other numbers as they are."""
+    if pa.types.is_fixed_size_list(values.type):
+        return _numbers(values.flatten()).reshape(-1, values.type.list_size)
+    return _numbers(values)
+
+
+def digests(column: pa.Array | pa.ChunkedArray) -> Digests:
     """Return a binary(32) column as a NumPy array of 32-byte strings."""
-    chunks = [
-        np.frombuffer(c.buffers()[1], "S32", count=len(c), offset=c.offset * 32)
-        for c in column.chunks
-        if len(c)
-    ]
-    return np.concatenate(chunks) if chunks else np.empty(0, "S32")
+    chunks = (chunk for chunk in _chunks(column) if len(chunk))
+    texts = (np.frombuffer(c.buffers()[1], "S32", len(c), c.offset * 32) for c in chunks)
+    return np.concatenate([np.empty(0, "S32"), *texts])
 
 
 def _numbers(flat: pa.Array) -> npt.NDArray[Any]:

@@ -16,11 +16,11 @@ LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (\w+) +featuremill[.\w]*: (.*)")
 FIRST = re.compile(rf"\d{{4}}-\d\d-\d\d [\d:,]+ \w+ +featuremill[.\w]*: {BEGIN}")
 """The beginning of a log file of a command."""
 TAIL_BYTES = 64 * 2**10
+root = logging.getLogger("featuremill")
 
 
 def set_up(level: int, log_file: Path | None, about: str = "") -> None:
     """Send `level` and above to stderr, behind `about`, and everything to `log_file`."""
-    root = logging.getLogger("featuremill")
     root.setLevel(logging.DEBUG)
     root.propagate = False
     for handler in list(root.handlers):  # of an earlier command in the same process
@@ -67,14 +67,12 @@ def is_log(path: Path, first: re.Pattern[str] = FIRST) -> bool:
 
 def keeps_details() -> bool:
     """Return whether debug lines go anywhere: into a log file, or with -v to the screen."""
-    handlers = logging.getLogger("featuremill").handlers
-    return any(handler.level <= logging.DEBUG for handler in handlers)
+    return any(handler.level <= logging.DEBUG for handler in root.handlers)
 
 
 def log_or_screen() -> str:
     """Return what a message calls the place of details: the log, or the screen."""
-    handlers = logging.getLogger("featuremill").handlers
-    has_file = any(isinstance(handler, _LogFile) for handler in handlers)
+    has_file = any(isinstance(handler, _LogFile) for handler in root.handlers)
     return "the log" if has_file else "what is printed above"
 
 

@@ -90,29 +90,22 @@ def cpu_quota(root: Path = Path("/")) -> float:
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers:
-                top, read = mounted, _quota_of_version_2
-            elif "cpu" in controllers.split(","):
-                top, read = mounted / "cpu", _quota_of_version_1
-            else:
+            if controllers and "cpu" not in controllers.split(","):
                 continue
+            top = mounted / "cpu" if controllers else mounted
             folder = top / path.strip("/")
             for group in (folder, *folder.parents):
                 with contextlib.suppress(OSError, ValueError):
-                    quota = min(quota, read(group))
+                    quota = min(quota, _quota_of(group, 1 if controllers else 2))
                 if group == top:
                     break
     return quota
 
 
-def _quota_of_version_2(group: Path) -> float:
-    quota, period = (group / "cpu.max").read_text("ascii").split()
-    return math.inf if quota == "max" else int(quota) / int(period)
-
-
-def _quota_of_version_1(group: Path) -> float:
-    quota = int((group / "cpu.cfs_quota_us").read_text("ascii"))
-    return math.inf if quota <= 0 else quota / int((group / "cpu.cfs_period_us").read_text("ascii"))
+def _quota_of(group: Path, version: int) -> float:
+    names = ["cpu.max"] if version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+    quota, period = " ".join((group / name).read_text("ascii") for name in names).split()
+    return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def program() -> str:

@@ -53,26 +53,10 @@ def prepare(workflow: Any, run: Run) -> None:
         if internals.only_touches():
             return
         reruns.rerun_without_inputs(run)
-        convert_another_checkpoint(workflow, run)
-        reruns.convert_lost_weights(workflow, run)
         reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
+        reruns.convert_other_weights(workflow, run)
         remove_other_exports(run)
     check_times(run)
-
-
-def convert_another_checkpoint(workflow: Any, run: Run) -> None:
-    """Rerun the conversion of weights, and plan, if the checkpoint is another one now, or the file
-    weights/<name>.json is of another one, whatever their times are.
-
-    Not where jobs have environments of their own, and may see other folders.
-    """
-    path, model = Path(run.weights_json), run.model
-    if not model or internals.has_environments(workflow):
-        return
-    if weights.are_of_another(path, model, run.workload):
-        internals.log.warning(f"{path}: it is of other weights than {model}. {reruns.AGAIN[False]}")
-        path.unlink()
-        reruns.make_older([Results(Path(run.folder)).plan])
 
 
 def remove_other_exports(run: Run) -> None:

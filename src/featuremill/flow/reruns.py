@@ -20,14 +20,16 @@ from featuremill.config import Run, products
 from featuremill.config.project import ProjectConfig
 from featuremill.flow import internals
 from featuremill.flow.screen import refusing
+from featuremill.status import outdated
 from featuremill.status.commands import Problem
+from featuremill.status.delivered import reported
 from featuremill.status.reader import RunReader
 from featuremill.store import formats, ours, stored
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results
 from featuremill.workload import recipe, weights
 
-WITHOUT_PLAN = {"input_changed", "option_changed", "output_damaged"}
+WITHOUT_PLAN = {"input_changed", "option_changed", "weights_changed", "output_damaged"}
 """Problems that count where the target may need no plan: a file has another content now."""
 BEFORE_ALL = (1, 1)
 """Access and modification times of an output that is out of date, before those of any input."""
@@ -79,17 +81,20 @@ def rerun_without_inputs(run: Run) -> None:
         ours.vacate(folder.delivery, log.warning)
 
 
-def convert_lost_weights(workflow: Any, run: Run) -> None:
-    """Rerun the conversion of weights that are gone from the cache. Their bytes are always the
-    same, so nothing is computed again.
+def convert_other_weights(workflow: Any, run: Run) -> None:
+    """Rerun the conversion of weights that are of another checkpoint than the config's is now, or
+    that are gone from the cache or were changed there. The bytes of these are always the same, so
+    nothing is computed again.
 
-    Not where jobs have environments of their own, and may see other folders.
+    The cache is not compared where jobs have environments of their own, and may see another one.
     """
-    if run.weights_json and not internals.has_environments(workflow):
-        path = Path(run.weights_json)
-        if weights.lost(path):
-            with contextlib.suppress(OSError):  # plan reports which file to delete
-                path.unlink()
+    if not run.model:
+        return
+    path = Path(run.weights_json)
+    is_lost = weights.lost(path) and not internals.has_environments(workflow)
+    if is_lost or weights.are_of_another(path, run.model, run.workload):
+        with contextlib.suppress(OSError):  # plan reports which file to delete
+            path.unlink()
 
 
 def rerun_outdated(workflow: Any, run: Run, needs_plan: bool) -> None:
@@ -222,9 +227,14 @@ def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
             with contextlib.suppress(OSError):
                 product.note(is_new=False)
     for run in project.runs.values():
+        folder = Results(Path(run.folder))
         if remade & {*run.files}:  # they may get the checksums that are recorded, as plan.json may
-            folder = Results(Path(run.folder))
             internals.compare_times_of([folder.plan, folder.delivery])
+        report = folder.root / "report.html"
+        if outdated.is_newer(report, folder.delivery) and reported(folder) == "older":
+            log.warning(f"{report}: it is of other results. {AGAIN[is_dry]}")
+            if not is_dry:
+                make_older([report])
 
 
 def make_older(paths: Sequence[Path]) -> None:

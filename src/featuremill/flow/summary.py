@@ -17,6 +17,7 @@ from featuremill.config import Config
 from featuremill.flow.refusals import asks_for_less
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
+from featuremill.status.delivered import reported
 from featuremill.status.outdated import is_computed, is_merged
 from featuremill.store import command_line, formats
 from featuremill.store.delivery import Delivery
@@ -84,9 +85,8 @@ def _new_results(results: str) -> Delivery | None:
 
 def _summary_of(results: str, delivery: Delivery) -> str:
     files = [f"{results}/{name}" for name in delivery.outputs]
-    report, manifest = (Path(results) / name for name in ("report.html", "manifest.json"))
-    if report.exists() and report.stat().st_mtime >= manifest.stat().st_mtime:
-        files.append(str(report))
+    if reported(Results(Path(results))) == "yes":
+        files.append(f"{results}/report.html")
     counts, model = delivery.counts, plain(weights.model_name_of(delivery.settings))
     if counts.failed or counts.refused:
         files.append(f"{results}/failed.tsv: the records without features")

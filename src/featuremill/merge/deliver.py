@@ -265,7 +265,7 @@ class _Shard:
         sha256, self._reasons = part.columns()
         self._rows = order_of(sha256)[records.column("row").to_numpy()]
         """The row of each record in the part."""
-        named = digests(pa.chunked_array([records.column("sha256")]))
+        named = digests(records.column("sha256"))
         if not np.array_equal(sha256[self._rows], named):
             raise part.has_wrong_row()
         self._is_ok = np.asarray(self._reasons.is_null())[self._rows]
@@ -280,7 +280,7 @@ class _Shard:
         if not len(positions):
             return 0
         failed = self._records.take(pa.array(positions))
-        sha256 = digests(pa.chunked_array([failed.column("sha256")]))
+        sha256 = digests(failed.column("sha256"))
         rows_of_shard = failed.column("row").to_numpy()
         payloads = payloads_of(folder, self._part, self._part.receipt.shard, rows_of_shard, sha256)
         reasons = self._reasons.take(pa.array(self._rows[positions]))

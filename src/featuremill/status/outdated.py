@@ -167,8 +167,8 @@ def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Return whether `path` exists and has a later modification time than `than`."""
-    return path.exists() and path.stat().st_mtime > than.stat().st_mtime
+    """Return whether both files exist and `path` has a later modification time than `than`."""
+    return path.exists() and than.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
 def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
@@ -176,6 +176,13 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
     if not plan.weights:
         return
     path = results.placed(plan.weights)
+    asked = weights.model_in(plan.workload, plan.asked)
+    here = results.placed(asked)
+    model = str(here) if here.exists() else asked
+    now = weights.sha256_now(path, model, plan.workload) if asked else ""
+    if now not in ("", plan.settings.weights_sha256):
+        yield Problem("weights_changed", f"{asked}: this checkpoint {CHANGED}.", Fix("plan"))
+        return
     model = weights.model_name_of(plan.settings) or "MODEL"
     verb = weights.command_for(model, plan.workload, plan.weights)
     if not path.exists():

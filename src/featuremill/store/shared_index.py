@@ -103,7 +103,7 @@ class Level(NamedTuple):
                 if not file.schema.equals(LEVEL) or file.num_record_batches != NUM_BUCKETS:
                     raise WrongIndexError(self.path)
                 batch = file.get_batch(number)
-            sha256 = digests(pa.chunked_array([batch["sha256"]], pa.binary(32)))
+            sha256 = digests(batch["sha256"])
             part, row = batch["part"].to_numpy(), batch["row"].to_numpy()
         except ValueError:  # also pa.ArrowInvalid
             raise WrongIndexError(self.path) from None
