@@ -47,7 +47,7 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     whole = "featuremill run 'my run.yaml' --cores 1"
     assert command_line.again(results) == whole, "the target was for that time"
     assert Commands(results, results, None).fixing([]) == [whole]
-    forced = Fix("plan", seen_by="nobody")
+    forced = Fix("plan", rerun_by="forcerun")
     assert Commands(results, results, None).fixing([forced]) == [f"{whole} --forcerun plan"]
     (tmp_path / "else where").mkdir()
     monkeypatch.chdir(tmp_path / "else where")

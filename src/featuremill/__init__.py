@@ -45,12 +45,12 @@ _WHERE = {
 
 
 def __dir__() -> list[str]:
-    """List what `__getattr__` would look up, too: a Tab shows what this lists."""
+    """Return all names, also those of `__getattr__`, for completion by Tab."""
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:
-    """Look up what is asked for only now, so that `import featuremill` costs nothing."""
+    """Import a name on its first use, so that `import featuremill` costs nothing."""
     from importlib import import_module
 
     if name == "embed":  # the default workload brings it

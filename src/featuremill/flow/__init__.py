@@ -1,1 +1,1 @@
-"""Everything that uses Snakemake: what the rules call while they are read, and what a run needs."""
+"""All code that uses Snakemake: functions for the rules, and the preparation of runs."""

@@ -135,10 +135,10 @@ def rerun_outdated(workflow: Any, run: Run, needs_plan: bool) -> None:
             return
     delivery, of_config = folder.find_delivery(), by_code.pop("config_changed", None)
     damages = [each for each in problems if each.code in by_code and each.is_in_the_way]
-    if any(problem.fix.seen_by == "snakemake" for problem in damages):
+    if any(problem.fix.rerun_by == "snakemake" for problem in damages):
         internals.compare_times_of([folder.plan, folder.delivery])
     for problem in damages:
-        if problem.fix.seen_by == "start" and (needs_plan or problem.code in WITHOUT_PLAN):
+        if problem.fix.rerun_by == "start" and (needs_plan or problem.code in WITHOUT_PLAN):
             _rerun_damaged(folder, plan, problem, needs_plan, is_dry)
     if of_config and is_dry:
         log.warning(_effect_of(of_config, folder, run, plan))

@@ -125,8 +125,8 @@ class Failures:
         """The job whose error is the last thing on the screen."""
 
     def take(self, record: logging.LogRecord) -> FailedJob | bool:
-        """Keep what a log record has about a failed job. Return the job if the record names it,
-        else whether the record is about a failed job."""
+        """Collect a log record about a failed job. Return the job if the record names it, and
+        otherwise whether the record is about a failed job."""
         if error := internals.job_error(record):
             return self._add(error)
         if ending := internals.ending_of(record):

@@ -6,7 +6,7 @@ from .text import plain
 
 
 class UserError(ValueError):
-    """Bad config or bad input. One sentence: where, what, and what to do."""
+    """Bad config or bad input. The message is one sentence: where, what, and how to fix it."""
 
     exit_status = 2
 

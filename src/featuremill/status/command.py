@@ -1,4 +1,4 @@
-"""featuremill status: print what is done, what runs where, what failed and why, and what to type.
+"""featuremill status: print progress, jobs, failures and problems of runs, and the next commands.
 
 It only reads the files of other commands, so it can run at any time.
 """

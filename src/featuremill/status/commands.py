@@ -18,7 +18,7 @@ ORDER = ("plan", "extract", "merge")
 FILE_OF = {"plan": "plan.json", "merge": "manifest.json"}
 """The file that a command writes; extract writes a receipt for each shard."""
 Again = Literal["", "plan", "extract", "merge"]
-SeenBy = Literal["snakemake", "start", "nobody"]
+RerunBy = Literal["snakemake", "start", "forcerun"]
 MOST_NAMED = 10
 """Largest number of printed commands that differ only in the shard's name."""
 
@@ -34,9 +34,9 @@ class Fix(NamedTuple):
     """A command for runs without Snakemake, if `again` is empty."""
     by_hand: str = ""
     """Advice, if no command fixes the problem."""
-    seen_by: SeenBy = "start"
-    """What reruns the command `again` when the run is started again: Snakemake, `flow.reruns`, or
-    nothing (only hashing finds the problem), so that the printed command has to force it."""
+    rerun_by: RerunBy = "start"
+    """What reruns the command `again` in the next run: Snakemake, the start of the run
+    (`flow.reruns`), or, if only hashing finds the problem, `--forcerun` in the printed command."""
 
 
 class Problem(NamedTuple):
@@ -83,7 +83,7 @@ class Commands:
         last = run_lock.read(root)
         # A workflow that imports this one may request a single result; Snakemake then ignores the
         # files that the start of a run removes.
-        self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
+        self._forced_by = {"forcerun", "start"} if last and last.is_imported else {"forcerun"}
         self._rules = last.rules if last else "{}"
         self.is_snakemakes = run_lock.is_in_results(root) and (
             plan is None or plan.run == run_lock.name_of(root)
@@ -113,8 +113,8 @@ class Commands:
 
     def forced(self, fixes: Iterable[Fix]) -> list[str]:
         """Return the rules that the command has to force to apply all `fixes`."""
-        unseen = {fix.again for fix in fixes if fix.seen_by in self._unseen_by}
-        return [self._rule(verb) for verb in ORDER if verb in unseen]
+        forced = {fix.again for fix in fixes if fix.rerun_by in self._forced_by}
+        return [self._rule(verb) for verb in ORDER if verb in forced]
 
     def _rule(self, verb: str) -> str:
         """Return the rule of a command; if several runs share the rule, its output file."""

@@ -50,7 +50,7 @@ class DeliveryState(NamedTuple):
         return self.merged == "yes"
 
 
-def taken_over(results: Results, delivery: Delivery | None) -> dict[str, Receipt]:
+def manifest_receipts(results: Results, delivery: Delivery | None) -> dict[str, Receipt]:
     """Return the receipts in manifest.json whose own files are older than manifest.json."""
     if delivery is None:
         return {}
@@ -77,7 +77,7 @@ def read_delivery_state(
         problems = [Problem("results_older", f"{MANIFEST}: {older}.", Fix("merge"))]
     elif delivery:
         for _, code, what, is_hidden in _not_as_written(results, delivery.outputs, verifies):
-            fix = Fix("merge", seen_by="nobody" if is_hidden else "start")
+            fix = Fix("merge", rerun_by="forcerun" if is_hidden else "start")
             problems.append(Problem(f"output_{code}", what, fix))
         for name in delivery.beside or FAILED[:1]:
             path = root / name
@@ -111,8 +111,8 @@ def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> str:
 def _not_as_written(
     results: Results, files: Mapping[str, Written], verifies: bool
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield for each file that differs from what was written: its name, "missing" or "damaged", a
-    sentence, and whether only hashing finds it."""
+    """Yield, for each changed file, its name, "missing" or "damaged", a sentence, and whether only
+    hashing finds the change."""
     for name, about in files.items():
         path = results.root / name
         if not path.exists():
@@ -127,8 +127,8 @@ def _not_as_written(
 
 
 def digest_by_looks(results: Results, path: Path) -> str:
-    """Return the digest of a file or folder of the run. Files are not read if they look as they did
-    when they were written."""
+    """Return the digest of a file or folder of the run. A file with the size, times and inode that
+    it had when it was written is not read."""
     digests = dict[str, str]()
     for file in files_of(path):
         name = "" if file == path else str(file.relative_to(path))
@@ -141,8 +141,8 @@ def digest_by_looks(results: Results, path: Path) -> str:
 
 
 def reported(folder: Results) -> Reported:
-    """Return whether there is a report of the results: by the record of what it was made of, or,
-    without that, by its time."""
+    """Return whether there is a report, and whether it is of these results: by the record of its
+    inputs, or without a record by its time."""
     report, manifest = folder.root / "report.html", folder.delivery
     if not report.exists():
         return "no"

@@ -35,7 +35,7 @@ class TelemetryTail:
         self._gap = 1.0
 
     def poll(self, is_held: bool = False) -> None:
-        """Read what was appended since the last poll; `is_held`: the job is surely alive."""
+        """Read the new events. `is_held` means that the job holds its lock, and so is alive."""
         events, offset = events_of(self._path, TAIL_BYTES, self._offset)
         if offset < self._offset:  # the file was replaced
             self.__init__(self._path)  # type: ignore[misc]

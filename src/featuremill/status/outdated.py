@@ -14,7 +14,7 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.log import last_error
 from featuremill.base.words import Change, in_words
 from featuremill.config import Run, products
-from featuremill.status.commands import Again, Fix, Problem, SeenBy, shown
+from featuremill.status.commands import Again, Fix, Problem, RerunBy, shown
 from featuremill.status.delivered import DeliveryState, digest_by_looks
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock
@@ -72,7 +72,7 @@ def problem_of_config(
     if changes := of_plan or of_results or of_report:
         again: Again = "plan" if of_plan else "merge" if of_results else ""
         what = f"the config has changed ({in_words(changes)})"
-        fix = Fix(again, seen_by="snakemake" if again else "start")
+        fix = Fix(again, rerun_by="snakemake" if again else "start")
         return Problem("config_changed", what, fix, changes=tuple(changes))
     return None
 
@@ -144,17 +144,17 @@ def _check_inputs(
         else:  # of an earlier featuremill
             is_touched = came_at(path) > results.plan.stat().st_mtime
         if not has_size(path, entry.bytes):
-            fix = Fix("plan", seen_by="snakemake" if is_late else "start")
+            fix = Fix("plan", rerun_by="snakemake" if is_late else "start")
             yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
         elif is_late and entry.bytes >= LARGE and not verifies:
             # Snakemake reruns plan, whatever the content.
             what = f"{shown} is newer than the plan; --verify checks whether it changed."
-            yield Problem("input_newer", what, Fix("plan", seen_by="snakemake"))
+            yield Problem("input_newer", what, Fix("plan", rerun_by="snakemake"))
         elif verifies or is_touched:
             sha256 = sha256_of(path) if verifies else known_sha256_of(path, results.store)
             if sha256 != entry.sha256:
-                unseen: SeenBy = "start" if is_touched else "nobody"
-                fix = Fix("plan", seen_by="snakemake" if is_late else unseen)
+                otherwise: RerunBy = "start" if is_touched else "forcerun"
+                fix = Fix("plan", rerun_by="snakemake" if is_late else otherwise)
                 yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
 
 
@@ -209,9 +209,9 @@ def _check_records(
     elif digest_by_looks(results, path) != plan.records_sha256:
         what = OTHER_RECORDS
     elif verifies and sha256_of(path) != plan.records_sha256:
-        what, fix = OTHER_RECORDS, Fix("plan", seen_by="nobody")
+        what, fix = OTHER_RECORDS, Fix("plan", rerun_by="forcerun")
     elif not is_readable:
-        what, fix = "it cannot be read", Fix("plan", seen_by="nobody")
+        what, fix = "it cannot be read", Fix("plan", rerun_by="forcerun")
     else:
         return
     yield Problem("records_missing", f"{path.name}: {what}.", fix)
@@ -253,7 +253,7 @@ def _check_parts(
             if digest_of_file(results.part(plan.recipe, shard.name)) != shard.receipt.part
         ]
         what = "the bytes of a part are not those that were written"
-        fix = Fix("extract", tuple(damaged), seen_by="nobody")
+        fix = Fix("extract", tuple(damaged), rerun_by="forcerun")
         yield from problem("part_damaged", damaged, what, fix)
 
 
@@ -269,7 +269,7 @@ def _check_taken(
     # Merge must come first: it notes the unusable parts, which plan would else take again.
     for code, paths, what, fix in (
         ("part_missing", gone, "is gone", Fix("plan")),
-        ("part_damaged", bad, "is not what was published", Fix("merge", seen_by="snakemake")),
+        ("part_damaged", bad, "is not what was published", Fix("merge", rerun_by="snakemake")),
     ):
         if paths:
             more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""

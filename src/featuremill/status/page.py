@@ -101,7 +101,7 @@ class Curves:
         self._read: dict[Path, tuple[int, State | None]] = {}
 
     def read(self, paths: Iterable[Path]) -> None:
-        """Read what was appended to these telemetry files."""
+        """Read the new events in these telemetry files."""
         marks = {path: path.stat() for path in paths if path.exists()}
         grown = [path for path in marks if self._read.get(path, (-1,))[0] != marks[path].st_size]
         newest = sorted(grown, key=lambda path: marks[path].st_mtime)[-MOST_FILES:]

@@ -1,5 +1,5 @@
-"""Reads the state of a run: `poll` reads what is new since the last poll, `inspect` reads all files
-and finds the problems and the commands to type.
+"""Reads the state of a run: `poll` reads only new data, `inspect` reads all files and finds the
+problems and the next commands.
 
 A poll reads new receipts and what was appended to telemetry. It reads all shards again when the
 plan changes, and once a minute.
@@ -20,7 +20,7 @@ from featuremill.base.words import counted, in_words
 from featuremill.config import Run, find_run, products
 from featuremill.status import outdated
 from featuremill.status.commands import Commands, Fix, Problem, shown
-from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
+from featuremill.status.delivered import DeliveryState, manifest_receipts, read_delivery_state
 from featuremill.status.jobs import TelemetryTail, job_of, time_left
 from featuremill.status.outdated import error_in_log, is_newer, problems_before_plan
 from featuremill.status.shards import Shards
@@ -65,8 +65,8 @@ def is_run(root: Path) -> bool:
 
 
 class RunReader:
-    """Reads the state of one run repeatedly. Commands to type name `typed`, a config or folder, in
-    place of the `run_folder`; `config` is the content of a typed config."""
+    """Reads the state of one run repeatedly. Commands in it name `typed`, a config or a folder;
+    `config` is the content of a typed config."""
 
     def __init__(
         self, run_folder: Path, typed: Path | None = None, config: Run | None = None
@@ -100,7 +100,7 @@ class RunReader:
         return state
 
     def inspect(self, verifies: bool = False, must_be: bool = True) -> RunState:
-        """Return the progress, the problems and what to type; hash the files if it `verifies`.
+        """Return the progress, the problems and the next commands; hash the files if it `verifies`.
 
         Raises:
             UserError: if the files cannot be read, or the folder `must_be` a run's and is not.
@@ -192,7 +192,7 @@ class RunReader:
         )
 
     def take_plan(self) -> None:
-        """Read plan.json if it has changed, and forget what was read for the old plan."""
+        """Read plan.json if it has changed, and forget all data of the old plan."""
         identity = identity_of(self._results.plan)
         if identity == self._plan_identity:
             return
@@ -277,7 +277,7 @@ class RunReader:
         assert plan
         delivery = results.find_delivery()
         # manifest.json contains each receipt that is older than it.
-        known = {} if verifies else taken_over(results, delivery)
+        known = {} if verifies else manifest_receipts(results, delivery)
         self._shards = Shards(results, plan, known)
         self._shards.read()
         state.delivery = self._read_delivery(plan, delivery, verifies)

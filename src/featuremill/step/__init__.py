@@ -61,7 +61,7 @@ def refused(key: tuple[str, ...], check: Callable[..., object], *arguments: Any)
 
 
 class Ahead(NamedTuple):
-    """What is known of a set of features before its weights are on disk."""
+    """A set of features before its weights are on disk."""
 
     schema: pa.Schema
     """The schema of its results; `features.columns_of` has the columns of vectors."""
@@ -82,8 +82,8 @@ class Project(NamedTuple):
     sections: Mapping[str, Any]
     """The section of each step, by KEY."""
     ahead: Callable[[str], Ahead | None] = lambda _: None
-    """Returns what is known ahead of a set of features. None if nothing is known yet, for a
-    finished run elsewhere, and outside `problems_of_files`."""
+    """Returns the schema and settings of a set of features before its weights are on disk; None if
+    they are unknown, for a finished run elsewhere, and outside `problems_of_files`."""
     samples: str = ""
     """The sheet of samples, in a project with one."""
 
@@ -103,7 +103,7 @@ class Project(NamedTuple):
         return f"{self.folder}/logs"
 
     def with_states(self, every: Iterable[Product]) -> list[Product]:
-        """Return the same, with the files that say what they were made of."""
+        """Return the products with the paths of their records (`Product.state`)."""
         return [
             product._replace(state=state.path_of(self.folder, product.label)) for product in every
         ]

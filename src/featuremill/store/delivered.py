@@ -13,7 +13,7 @@ from featuremill.store.results import Results
 
 FOLDER = "delivered"
 ANSWER, FAILURES = "delivered.json", "failed.arrow"
-"""Files beside those of a shard's rows: what was delivered, and its failed records."""
+"""Files beside those of a shard's rows: the DeliveredShard, and the failed records."""
 IDENTITIES = "identities"
 """The folder of a store with records.parquet laid out by shard."""
 

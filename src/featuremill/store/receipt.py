@@ -1,4 +1,4 @@
-"""Receipts: what was computed of one shard, on which devices, in how many seconds."""
+"""Receipts: the counts, devices and seconds of one computed shard."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Receipt(JsonFile):
 
 
 def gpus_of(devices: Sequence[UsedDevice]) -> str:
-    """Return what the GPUs among `devices` are called, "GPU 0 (3a9f)"; empty on a CPU."""
+    """Return the names of the GPUs among `devices`, such as "GPU 0 (3a9f)"; "" for a CPU."""
     return " + ".join(gpu_name.gpu(gpu.uuid, gpu.number) for gpu in devices if gpu.kind == "cuda")
 
 

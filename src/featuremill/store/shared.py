@@ -79,8 +79,8 @@ def layers(configured: Sequence[str]) -> list[str]:
 
 
 def problem_with(stores: Sequence[str]) -> str:
-    """Return what is wrong with the names of stores: a user or password, which files of the run
-    would show, or an address that nothing reads; "" if nothing is."""
+    """Return the problem of the first wrong name of a store: a user or password in it, which files
+    of the run would show, or an address that nothing reads; "" if all are valid."""
     for store in stores:
         if WITH_USER.search(store):
             return WITHOUT_USER

@@ -1,5 +1,5 @@
-"""Which files in receipts/ and store/ of a run featuremill wrote: those at a path with a digest in
-it, and at other paths those in the record (`store.ours`)."""
+"""The files in receipts/ and store/ of a run that featuremill wrote: those with a digest in their
+path, and those in the record (`store.ours`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PLACES = re.compile(
     rf"|shards/{_HEX}\.(arrow|bad)"
     rf"|{delivered.IDENTITIES}/{_HEX}/(rows\.bin|rows\.npy|survey\.json))"
 )
-"""Files, and links in their places, as seen from the run's folder."""
+"""Paths of files, or of links in their place, relative to the run's folder."""
 LOCKS = {"plan.lock", "merge.lock", "deliver.lock"}
 
 
 def is_stored(folder: Results, path: Path) -> bool:
-    """Return whether featuremill wrote what is at `path`, in the receipts or the store of a run."""
+    """Return whether featuremill wrote the file `path` in receipts/ or store/ of a run."""
     inside = path.relative_to(folder.root).as_posix()
     if PLACES.fullmatch(inside) or inside == folder.store.name:  # which may be a link
         return True
@@ -58,11 +58,11 @@ def _delivered(shard_folder: Path) -> set[str]:
 
 
 def discard(folder: Results, inside: Path) -> None:
-    """Remove what is featuremill's in a folder of the receipts or of the store of a run, and the
-    folders that are empty then."""
+    """Remove the files of featuremill in `inside`, a folder in receipts/ or store/ of a run; then
+    remove empty folders."""
     files = (Path(each, name) for each, _, names in os.walk(inside) for name in names)
     stored = [path for path in files if is_stored(folder, path)]
-    # Last the files that name others, so that these are known after a kill.
+    # Files that list others come last, so that the others are still known after a kill.
     for path in sorted(stored, key=lambda path: path.name == delivered.ANSWER):
         path.unlink(missing_ok=True)
     for each, _, _ in os.walk(inside, topdown=False):
@@ -71,8 +71,8 @@ def discard(folder: Results, inside: Path) -> None:
 
 
 def forget_delivered(folder: Results, keys: Collection[str]) -> None:
-    """Remove what was delivered for other results than those of these folders; without any, also
-    what was laid out for it."""
+    """Remove the folders in store/delivered/ except those of `keys`; without keys, also the records
+    that were laid out by shard."""
     shards = folder.store / delivered.FOLDER
     for each in shards.iterdir() if shards.is_dir() else ():
         if each.name not in keys:
