@@ -260,9 +260,10 @@ def _level(parsed: argparse.Namespace) -> int:
 
 def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Build the parser; only the chosen verb's module is imported."""
+    of_others = {verb: command.summary for verb, command in of_plugins.items()}
     parser = argparse.ArgumentParser(
         prog="featuremill",
-        description=START + _listing({verb: each.summary for verb, each in of_plugins.items()}),
+        description=START + _listing(of_others),
         epilog=f"Pages (docs/…) are in {Path(this_process.SNAKEFILE).parent}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="featuremill [-h] [--version] COMMAND …",
@@ -271,8 +272,7 @@ def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.A
     verbs = parser.add_subparsers(
         dest="verb", required=True, metavar="COMMAND", prog=parser.prog, help=argparse.SUPPRESS
     )
-    theirs = {verb: command.summary for verb, command in of_plugins.items()}
-    for verb, summary in (VERBS | theirs).items():
+    for verb, summary in (VERBS | of_others).items():
         sub = verbs.add_parser(verb, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:

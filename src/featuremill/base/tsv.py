@@ -35,7 +35,7 @@ def original(text: str) -> str:
 
 
 def read(file: TextIO) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table of ours, open with newline="", by the names of its columns.
+    """Yield the rows of a TSV file, open with newline="", by the names of its columns.
 
     Earlier versions quoted cells that hold a quotation mark; csv knows these by their first letter.
     """

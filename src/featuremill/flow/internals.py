@@ -70,7 +70,7 @@ LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
     "|cleanup|delete|containerize$|print-compilation$)|-[SDl]$"
 )
-"""Options, or beginnings of options, without jobs of ours."""
+"""Options (or beginnings of options) with which Snakemake runs no job of featuremill."""
 REPORTS, AFTER_RUN = "--report", "--report-a"
 """Beginnings of options for a report; only `--report-after-run` runs jobs."""
 COMPARED_BY_TIME: set[Path] = set()
@@ -142,7 +142,7 @@ def is_dry(workflow: Any) -> bool:
 
 
 def only_looks() -> bool:
-    """Return whether the command line has an option without jobs of ours, such as `--summary`."""
+    """Return whether an option is typed with which no job runs, such as `--summary`."""
     words = sys.argv[1:]
     if any(word.startswith(AFTER_RUN) for word in words):
         words = [word for word in words if not word.startswith(REPORTS)]
@@ -162,8 +162,7 @@ def may_execute(workflow: Any) -> bool:
 
 
 def executes(workflow: Any) -> bool:
-    """Return whether this is the main process and it runs jobs: it is no dry run, and no option
-    without jobs was typed."""
+    """Return whether this is the main process and it runs jobs, and no dry run or `only_looks`."""
     return is_main(workflow) and not is_dry(workflow) and not only_looks()
 
 
@@ -217,7 +216,7 @@ def locks_on(results: str) -> list[Path]:
 
 @or_return(True)
 def is_made(workflow: Any, path: str) -> bool:
-    """Return whether a rule makes the file `path`. All rules have to be read."""
+    """Return whether a rule makes the file `path`. Call it once all rules are read."""
     return any(rule.is_producer(path) for rule in workflow.rules)
 
 
@@ -272,7 +271,7 @@ def below_prefix(workflow: Any, path: str) -> str:
 
 @or_call(lambda workflow, rule: rule)  # noqa: ARG005
 def rule_name(workflow: Any, rule: str) -> str:
-    """Return the name of a rule of ours in the workflow that imports it."""
+    """Return the name of one of our rules in the workflow that imports it."""
     return str(workflow.modifier.modify_rulename(rule))
 
 
@@ -394,7 +393,7 @@ def exception_of(record: logging.LogRecord) -> str:
 
 
 def ending_of(record: logging.LogRecord) -> str:
-    """Return the exit status or signal of a command of ours, if the record has it."""
+    """Return the exit status or signal of a featuremill command in the record; "" without one."""
     is_error, text = getattr(record, "event", None) == "error", record.getMessage()
     endings = ENDING.findall(text) if is_error and " featuremill " in text else []
     return endings[-1] if endings else ""

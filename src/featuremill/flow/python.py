@@ -114,7 +114,7 @@ def _follow(
     readers: Sequence[RunReader],
     show: CallBack | None,
 ) -> None:
-    """Wait for the end of the command, and show how far its runs are."""
+    """Wait for the end of the command, and show the progress of its runs."""
     looked, reported = 0.0, (0, 0)
     while True:
         has_ended = process.poll() is not None

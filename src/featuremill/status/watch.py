@@ -32,7 +32,7 @@ from featuremill.store import run_lock
 AWAIT_SECONDS = 0.5
 """Seconds between two checks whether a run has started."""
 STILL_SECONDS = 10.0
-"""Time without a process after which a run has ended; a run by hand has shorter pauses."""
+"""Time without a process after which a run has ended; pauses between typed commands are shorter."""
 UNKNOWN_SECONDS = 30.0
 """Seconds between two checks whether a run is done, if its Snakemake cannot be seen."""
 SCREEN_SECONDS, LINE_SECONDS = 1.0, 10.0

@@ -233,8 +233,8 @@ class Product(NamedTuple):
 class Command(NamedTuple):
     """A command of a step, or of a module that is an entry point of `featuremill.commands`.
 
-    `error_status` and `words` are for one that stands in for a program of others, as `virnucpro`
-    does and as one for fair-esm's `esm-extract` would: with the words and statuses of that.
+    `error_status` and `words` are for a command that replaces another program and takes its words
+    and exit statuses, such as `virnucpro`.
     """
 
     summary: str
