@@ -1,7 +1,5 @@
 """A headless Chromium, asked over its debugging pipe what it drew, said and requested."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import fcntl
@@ -14,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 VIEWS = {"desktop": (1100, False), "phone": (390, False), "dark": (1100, True)}
 """Widths in pixels, and whether the reader's screen is dark."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage "
@@ -33,13 +32,13 @@ FOLDS = "document.querySelectorAll('details:has([data-chart])')"
 class Tab:
     """One page: what it logged, what it asked of any network, and its state."""
 
-    def __init__(self, say: int, hear: int) -> None:
-        self.console: list[str] = []
+    def __init__(self, say, hear):
+        self.console = []
         """Warnings, errors and whatever else the page said."""
-        self.requests: list[str] = []
+        self.requests = []
         """Everything that was fetched, but for the page itself and what stands inside it."""
         self._say, self._hear = say, hear
-        self._session: dict[str, str] = {}
+        self._session = {}
         self._unread = b""
         self._number = 0
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -50,7 +49,7 @@ class Tab:
         offline = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
         self.ask("Network.emulateNetworkConditions", offline=True, **offline)
 
-    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def ask(self, method, **parameters):
         """Return the browser's answer to a command of its DevTools protocol."""
         self._number += 1
         question = {"id": self._number, "method": method, "params": parameters, **self._session}
@@ -61,7 +60,7 @@ class Tab:
         assert "error" not in message, message
         return message["result"]
 
-    def _next(self, deadline: float) -> dict[str, Any]:
+    def _next(self, deadline):
         while b"\0" not in self._unread:
             ready, _, _ = select.select([self._hear], [], [], deadline - time.monotonic())
             assert ready, "the browser does not answer"
@@ -71,7 +70,7 @@ class Tab:
         message, _, self._unread = self._unread.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, message: dict[str, Any]) -> None:
+    def _note(self, message):
         found = message.get("params", {})
         match message.get("method"):
             case "Network.requestWillBeSent":
@@ -81,14 +80,14 @@ class Tab:
             case "Runtime.consoleAPICalled" | "Runtime.exceptionThrown" | "Log.entryAdded":
                 self.console.append(json.dumps(found))
 
-    def value(self, expression: str) -> Any:
+    def value(self, expression):
         """Return what the JavaScript `expression` (or its promise) comes to."""
         asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self.ask("Runtime.evaluate", **asked)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def wait(self, expression: str) -> Any:
+    def wait(self, expression):
         """Return what `expression` comes to as soon as that counts as true."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (value := self.value(expression)):
@@ -96,14 +95,7 @@ class Tab:
             time.sleep(0.05)
         return value
 
-    def open(
-        self,
-        path: Path,
-        width: int = 1200,
-        height: int = 900,
-        dark: bool = False,
-        scale: float = 1,
-    ) -> None:
+    def open(self, path, width=1200, height=900, dark=False, scale=1):
         """Open the file `path` in a window of `width` pixels, as a phone below 500; `scale` is how
         many pixels of the screen one of them takes."""
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
@@ -113,7 +105,7 @@ class Tab:
         self.ask("Page.navigate", url=path.as_uri())
         self.wait(f"document.readyState === 'complete' && location.href === {path.as_uri()!r}")
 
-    def open_drawn(self, path: Path, **window: Any) -> int:
+    def open_drawn(self, path, **window):
         """Open a page of ours; return the number of its charts once all, and a map, are drawn."""
         self.open(path, **window)
         self.wait("!document.querySelector('[data-map]:not([data-drawn])')")
@@ -124,12 +116,12 @@ class Tab:
         self.wait(f"Number(document.documentElement.dataset.drawn) === {num_charts}")
         return int(num_charts)
 
-    def screenshot(self, path: Path) -> None:
+    def screenshot(self, path):
         """Write the whole page as a PNG file."""
         picture = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(picture["data"]))
 
-    def screenshot_of(self, box: dict[str, float]) -> bytes:
+    def screenshot_of(self, box):
         """Return a part of the page (x, y, width, height) as a PNG file."""
         clip = {**box, "scale": 1}
         picture = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
@@ -137,7 +129,7 @@ class Tab:
 
 
 @contextlib.contextmanager
-def browser(profile: Path) -> Iterator[Tab]:
+def browser(profile):
     """Yield a tab of a Chromium of its own that keeps its files in `profile`."""
     assert CHROMIUM
     hears, says = os.pipe(), os.pipe()
@@ -145,14 +137,9 @@ def browser(profile: Path) -> Iterator[Tab]:
     theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (says[0], hears[1])]
     script = f'exec 3<&{theirs[0]} 4>&{theirs[1]}; exec "$@"'
     command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={profile}", "about:blank"]
-    process = subprocess.Popen(
-        ["bash", "-c", script, "bash", *command],
-        pass_fds=theirs,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    words = ["bash", "-c", script, "bash", *command]
+    process = subprocess.Popen(words, pass_fds=theirs, start_new_session=True, **quiet)
     for end in (*theirs, says[0], hears[1]):
         os.close(end)
     try:

@@ -1,6 +1,7 @@
 """What all test files share: an environment that is nobody's, and the fixtures."""
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -191,6 +192,23 @@ def hub(tmp_path, monkeypatch):
     folder = tmp_path / "torch/hub/checkpoints"
     folder.mkdir(parents=True)
     return folder
+
+
+@pytest.fixture
+def no_handlers(monkeypatch):
+    """Let no test log to the screen of one before it."""
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+
+
+@pytest.fixture
+def few_draws(no_handlers, monkeypatch):
+    """Draw fewer groups for intervals of heads, which most of the time would go into."""
+    import torch
+
+    from featuremill.steps.heads import figures
+
+    monkeypatch.setattr(figures, "RESAMPLES", 100)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

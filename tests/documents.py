@@ -44,16 +44,8 @@ from pathlib import Path
 from featuremill.base import devices
 
 LACKS = (
-    "a GPU",
-    "a processor with bf16",
-    "a cluster",
-    "a network",
-    "a container engine",
-    "software that is not installed",
-    "scanpy",
-    "many minutes",
-    "root",
-    "what .ci/run types",
+    *("a GPU", "a processor with bf16", "a cluster", "a network", "a container engine", "scanpy"),
+    *("software that is not installed", "many minutes", "root", "what .ci/run types"),
 )
 HERE = {"a processor with bf16"} if devices.cpu().has_bf16 else set()
 HERE |= {"scanpy"} if importlib.util.find_spec("scanpy") else set()
@@ -169,9 +161,8 @@ def read(text, name):
             refuse_lost(comments, name)
             comments = []
             if line.startswith("    ") and not previous.strip():
-                raise PageError(
-                    f"{name}:{number}: a box without a fence: nobody can tell what it is"
-                )
+                unclear = "a box without a fence: nobody can tell what it is"
+                raise PageError(f"{name}:{number}: {unclear}")
         previous = line
     if box is not None:
         raise box.fault("this fence is never closed")
@@ -189,10 +180,8 @@ def heed(comments, box, page):
     for number, comment in comments:
         if found := re.fullmatch(r"not run: ([^:]*)(?:: (.+))?", comment):
             if found[1] not in LACKS:
-                known = ", ".join(LACKS)
-                raise box.fault(
-                    f"'{found[1]}' is no lack that is known; these are: {known}", number
-                )
+                known = f"these are: {', '.join(LACKS)}"
+                raise box.fault(f"'{found[1]}' is no lack that is known; {known}", number)
             if found[1] not in HERE:
                 box.lacks[found[2] or ""] = found[1]
         elif found := WAY.fullmatch(comment):
@@ -292,13 +281,10 @@ def type_page(page, places, givens, record, environment, timeout):
     `record` is an empty folder that gets what each box printed.
     """
     (record / "typed.sh").write_text(script(page, places, givens))
-    process = subprocess.Popen(
-        ["bash", "--norc", "--noprofile", str(record / "typed.sh")],
-        env={**environment, "RECORD": str(record)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    words = ["bash", "--norc", "--noprofile", str(record / "typed.sh")]
+    quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    environment = {**environment, "RECORD": str(record)}
+    process = subprocess.Popen(words, env=environment, start_new_session=True, **quiet)
     try:
         status = process.wait(timeout)
         ended = f"ended with {status}"

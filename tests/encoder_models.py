@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from esm2_models import cosines, relative_l2
+from bench.peers import cosines, relative_l2
 from safetensors.torch import save_file
 
 from featuremill.base.devices import cpu

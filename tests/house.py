@@ -17,26 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "featuremill"
 ROOMS = (
-    "lease",
-    "base",
-    "store",
-    "features",
-    "workload",
-    "inputs",
-    "step",
-    "config",
-    "plan",
-    "extract",
-    "merge",
-    "status",
-    "doctor",
-    "report",
-    "kit",
-    "flow",
-    "outputs",
-    "commands",
-    "steps",
-    "workloads",
+    *("lease", "base", "store", "features", "workload", "inputs", "step", "config", "plan"),
+    *("extract", "merge", "status", "doctor", "report", "kit", "flow", "outputs"),
+    *("commands", "steps", "workloads"),
 )
 """Each may import those before it; docs/architecture.md says what they are."""
 RELATIVE = re.compile(r"from (?:\.(?= )|(?=\.\w))(\.?\w*) import")
@@ -49,22 +32,18 @@ FOR_STEPS = {"step", "features", "inputs"}
 """The rooms that are the contract of a step; what one imports of others stands beside it."""
 SAMPLES = re.compile(r"(?<![a-z])samples?(?![a-z])", re.IGNORECASE)
 OTHER_SAMPLES = {
-    **dict.fromkeys(("extract.recorder", "store.receipt", "store.telemetry"), "readings of a job"),
-    **dict.fromkeys(("report.shards", "status.jobs"), "readings of a job"),
-    **dict.fromkeys(
-        [f"commands.audit.{name}" for name in ("command", "measure", "report", "sample")],
-        "proteins that are drawn",
-    ),
-    **dict.fromkeys(
-        ["workloads.pac", *(f"workloads.pac.{name}" for name in ("coupling", "edf_header"))],
-        "numbers of a signal",
-    ),
-    **dict.fromkeys(("workloads.pac.filters", "workloads.pac.signals"), "numbers of a signal"),
-    **dict.fromkeys(("report.embedding", "steps.autoencoders.training"), "rows that are drawn"),
-    "workloads.esm2.fallbacks": "rows that are drawn",
-    "steps.virnucpro.command": "a run of VirNucPro",
+    # readings of a job
+    *("extract.recorder", "store.receipt", "store.telemetry", "report.shards", "status.jobs"),
+    # proteins that are drawn
+    *(f"commands.audit.{name}" for name in ("command", "measure", "report", "sample")),
+    # numbers of a signal
+    *("workloads.pac", "workloads.pac.coupling", "workloads.pac.edf_header"),
+    *("workloads.pac.filters", "workloads.pac.signals"),
+    # rows that are drawn
+    *("report.embedding", "steps.autoencoders.training", "workloads.esm2.fallbacks"),
+    "steps.virnucpro.command",  # a run of VirNucPro
 }
-"""The modules in which a sample is no column of a sheet, and what it is there."""
+"""The modules in which a sample is no column of a sheet."""
 
 
 @functools.cache
@@ -119,12 +98,8 @@ def unit_of(module):
 def arrows(of=unit_of):
     """Return the pairs of units, or of what `of` says, of which one imports the other."""
     known = modules()
-    pairs = {
-        (of(name), of(target))
-        for name, text in known.items()
-        for target in targets_of(text, known)
-        if target != "snakemake"
-    }
+    imports = {(name, target) for name, text in known.items() for target in targets_of(text, known)}
+    pairs = {(of(name), of(target)) for name, target in imports if target != "snakemake"}
     return {(one, other) for one, other in pairs if one != other}
 
 
@@ -132,8 +107,7 @@ def circles():
     """Return the groups of modules that import one another in a circle (strongly connected)."""
     known = modules()
     below = {
-        name: {target for target in targets_of(text, known) if target in known} - {name}
-        for name, text in known.items()
+        name: {*targets_of(text, known)} & known.keys() - {name} for name, text in known.items()
     }
 
     def reached(start):
@@ -249,9 +223,7 @@ def unexplained_raises():
     settled` raised without a line `raises: <unit> <why>` in its message."""
 
     def git(*words):
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
 
     def at(commit):
         text = git("show", f"{commit}:tests/house.json")

@@ -7,12 +7,22 @@ is ever mounted on the machine, and no user needs to be root where user namespac
 import subprocess
 from pathlib import Path
 
+import pytest
+
 WAYS = (
     (["unshare", "-rm"], ["-U", "-m", "--preserve-credentials"]),
     (["unshare", "-m"], ["-m"]),
 )
 """How to make a namespace, and how to enter it: as any user, or as root."""
 HOLD = 'mount -t tmpfs -o size="$2" faults "$1" && cd "$1" && echo ready && exec sleep 3600'
+
+
+def mounted(folder, size):
+    """Return a file system of this size at `folder`; where none can be had, skip the test."""
+    try:
+        return Mount(folder, size)
+    except PermissionError as error:
+        pytest.skip(str(error))
 
 
 class Mount:

@@ -2,8 +2,9 @@
 
 import json
 import math
+from pathlib import Path
 
-from featuremill.store.files import seal_of, sealed, write_json
+from featuremill.store.files import seal_of, sealed, sha256_of, write_json
 
 SNAKEMAKE_SECONDS_A_JOB = 0.06
 """Of its main process, during which it starts no other job: `python -m bench.scale --records 50000
@@ -49,12 +50,13 @@ def delivery_json(**given):
 
 def write_weights(path, file="gone.safetensors", num_bytes=0, layers=33, width=1280):
     """Write weights/<name>.json at `path`, of weights in `file`."""
+    file = Path(file)
     about = {
         "version": 1,
         "name": path.stem,
         "path": str(file),
         "bytes": num_bytes,
-        "sha256": "0" * 64,
+        "sha256": sha256_of(file) if file.is_file() else "0" * 64,
         "metadata": {
             "num_layers": str(layers),
             "embed_dim": str(width),

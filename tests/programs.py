@@ -25,7 +25,9 @@ import forks
 import pytest
 import yaml
 
+from featuremill.__main__ import main
 from featuremill.contract import WorkloadContract
+from featuremill.merge.command import merge
 from featuremill.store.results import Results
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +84,14 @@ def written(config):
     return str(path)
 
 
+@contextlib.contextmanager
+def edited(path):
+    """Have what a JSON file says changed: `with edited(path) as told:`."""
+    told = json.loads(path.read_text())
+    yield told
+    path.write_text(json.dumps(told))
+
+
 def random_records(count, seed=0):
     rng = random.Random(seed)
     return [
@@ -91,6 +101,24 @@ def random_records(count, seed=0):
 
 def fasta(records):
     return "".join(f">{id}\n{sequence}\n" for id, sequence in records)
+
+
+def sentence_of(capfd, *words, status=2):
+    """Run a command in this process; return the one sentence that it ends with."""
+    capfd.readouterr()
+    assert main([*map(str, words)]) == status
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "error: " in line)
+    return line.partition("error: ")[2]
+
+
+def ran(*words, **more):
+    """Run a program to its end; return what it said, as text."""
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, **more)
+
+
+def python(*words, **more):
+    """Run this Python to its end; return what it said, as text."""
+    return ran(sys.executable, *words, **more)
 
 
 def write_fasta(path, records):
@@ -107,8 +135,7 @@ def edit_json(path, **changes):
 
 def printed_by(code, *words, **more):
     """Return what a new Python prints that runs `code` to its end; nothing here is known to it."""
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, **more)
+    done = python("-c", textwrap.dedent(code), *words, **more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -170,6 +197,12 @@ class Desk:
         assert "Traceback" not in said.text or status not in (0, 2), said.text
         return said
 
+    def compute(self, config, *words, status=0):
+        """Write a config and compute its run; return what was said."""
+        (self.folder / "my.yaml").write_text(json.dumps(config))
+        words = ("run", "my.yaml", "--cores", "2", *words)
+        return self.type("featuremill", *words, status=status).text
+
 
 def _read(file):
     file.seek(0)
@@ -211,6 +244,12 @@ class Verbs(Desk):
         for shard in plan["shards"]:
             said += self("extract", self.run_folder.root, shard["shard"], *more, status=status)
         return said
+
+    def merged(self, records, *planned, outputs=("parquet",), **config):
+        """Plan, extract and merge these records, of which any may fail; return the results."""
+        self.extract(self.plan(records, *planned, **config))
+        merge(self.run_folder, [*outputs], len(records))
+        return self.run_folder.root
 
     def receipts(self, plan):
         paths = [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import zipfile
 
@@ -16,6 +15,7 @@ import pytest
 from conftest import ROOT
 from documents import type_page
 from hatchling.build import build_wheel
+from programs import ran
 from test_house import files
 
 LINES_OF_MY_FA = 190
@@ -67,12 +67,8 @@ class House:
     def give(self, thing, gpu_node):
         """Return the bash that gives a thing: it copies what is made here once."""
         if thing == "gpus":
-            variables = gpu_node(4).environment.items()
-            return "; ".join(
-                f"export {name}={shlex.quote(value)}"
-                for name, value in variables
-                if os.environ.get(name) != value
-            )
+            of = {n: v for n, v in gpu_node(4).environment.items() if os.environ.get(n) != v}
+            return "; ".join(f"export {name}={shlex.quote(value)}" for name, value in of.items())
         folder = self.folder / "given" / re.sub(r"\W", "_", thing)
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -87,16 +83,8 @@ class House:
 
     def run(self, folder, *words):
         """Let a program of .venv work in `folder`."""
-        done = subprocess.run(
-            words,
-            cwd=folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=280,
-        )
-        assert done.returncode == 0, done.stdout
+        done = ran(*words, cwd=folder, env=self.environment, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def make_my_fa(self, folder):
         (folder / "my.fa").write_text(demo(0, LINES_OF_MY_FA))

@@ -1,7 +1,5 @@
 """Merged runs made up for tests of the report, and its pages as a browser would read them."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import dataclasses
@@ -10,9 +8,7 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,17 +19,14 @@ from featuremill import __main__
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.plan import Counts, Input, Lengths, Settings
 from featuremill.store.receipt import Receipt, Usage, UsedDevice
+from featuremill.store.records import SCHEMA
 from featuremill.store.results import Results
 
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png>&\u202eabc"
 STARTED = datetime.datetime(2026, 11, 20, 10, tzinfo=datetime.UTC)
 RECIPE = "0123456789abcdef" * 2
-H200 = {
-    "kind": "cuda",
-    "uuid": "GPU-1f0c2a3b-0000-4444-8888-000000000001",
-    "name": "NVIDIA H200",
-    "number": 0,
-}
+H200 = {"kind": "cuda", "uuid": "GPU-1f0c2a3b-0000-4444-8888-000000000001", "number": 0}
+H200["name"] = "NVIDIA H200"
 CPU = {"kind": "cpu", "uuid": "cpu", "name": "AMD EPYC 9654 96-Core Processor"}
 
 
@@ -66,7 +59,7 @@ class FakeRun:
         default_factory=lambda: {"model": "mill_t6_8M", "layers": [6], "dtype": "bf16"}
     )
 
-    def write(self, root: Path) -> Path:
+    def write(self, root):
         root.mkdir(parents=True)
         rows = self._rows()
         self._write_manifest(root, rows)
@@ -79,29 +72,17 @@ class FakeRun:
         if self.telemetry:
             receipts = [self._measured(root, *numbered) for numbered in enumerate(receipts)]
         lengths = [row["length"] for row in rows if row["status"] in ("ok", "failed")]
+        settings = {"workload": self.workload, "version": "1", "options": self.options}
+        left_out = {"refused": self.refused, "duplicate": self.duplicate, "input": len(rows)}
         Delivery(
             run=root.name,
             finished="2026-11-20T10:30:00.000+00:00",
             recipe=RECIPE,
-            settings=Settings(
-                workload=self.workload, version="1", options=self.options, weights_sha256="c" * 64
-            ),
+            settings=Settings(**settings, weights_sha256="c" * 64),
             cost_unit={"composition": "residues"}.get(self.workload, "tokens"),
-            plan=Counts(
-                input=len(rows),
-                refused=self.refused,
-                duplicate=self.duplicate,
-                planned=len(lengths),
-                unique=len(lengths),
-            ),
+            plan=Counts(**left_out, planned=len(lengths), unique=len(lengths)),
             lengths=Lengths(total=sum(lengths), longest=max(lengths, default=0)),
-            counts=Accounts(
-                input=len(rows),
-                ok=self.ok,
-                failed=self.failed,
-                refused=self.refused,
-                duplicate=self.duplicate,
-            ),
+            counts=Accounts(**left_out, ok=self.ok, failed=self.failed),
             parts={receipt.shard: receipt.part for receipt in receipts},
             receipts=receipts,
             outputs=outputs,
@@ -113,61 +94,35 @@ class FakeRun:
         ).write(root / "manifest.json")
         return root
 
-    def _rows(self) -> list[dict[str, object]]:
+    def _rows(self):
         random = np.random.default_rng(3)
         statuses = ["ok"] * self.ok + ["failed"] * self.failed
         statuses += ["refused"] * self.refused + ["duplicate"] * self.duplicate
         lengths = np.clip(random.lognormal(5.7, 0.7, len(statuses)), 30, 9_000).astype(int)
-        return [
-            {
-                "id": self.ids.format(n),
-                "status": status,
-                "length": int(length) if status != "refused" else 0,
-                "line": 2 * n + 1,
-                "sha256": hashlib.sha256(str(n).encode()).digest(),
-                "reason": self.failed_reason
-                if status == "failed"
-                else self.reasons[n % len(self.reasons)]
-                if status == "refused"
-                else None,
-            }
-            for n, (status, length) in enumerate(zip(statuses, lengths, strict=True))
-        ]
+        rows = []
+        for n, (status, length) in enumerate(zip(statuses, lengths, strict=True)):
+            row = {"id": self.ids.format(n), "status": status, "line": 2 * n + 1}
+            row["length"] = int(length) if status != "refused" else 0
+            row["sha256"] = hashlib.sha256(str(n).encode()).digest()
+            reasons = {"failed": self.failed_reason, "refused": self.reasons[n % len(self.reasons)]}
+            rows.append({**row, "reason": reasons.get(status)})
+        return rows
 
-    def _write_manifest(self, root: Path, rows: list[dict[str, object]]) -> None:
-        status = {"ok": "planned", "failed": "planned"}
-        refused = [row["status"] == "refused" for row in rows]
-        planned = [status.get(row["status"]) == "planned" for row in rows]
-        names = pa.dictionary(pa.int32(), pa.string())
-        table = {
-            "ordinal": pa.array(range(len(rows)), pa.int64()),
-            "id": pa.array([row["id"] for row in rows], pa.string()),
-            "description": pa.array(["a protein"] * len(rows), pa.string()),
-            "source": pa.array(["data/demo.fa"] * len(rows), pa.string()).cast(names),
-            "line": pa.array([row["line"] for row in rows], pa.int64()),
-            "sha256": pa.array(
-                [None if r else row["sha256"] for r, row in zip(refused, rows, strict=True)],
-                pa.binary(32),
-            ),
-            "length": pa.array([row["length"] for row in rows], pa.int64()),
-            "cost": pa.array([row["length"] + 2 for row in rows], pa.int64()),
-            "status": pa.array(
-                [status.get(row["status"], row["status"]) for row in rows], pa.string()
-            ).cast(names),
-            "reason": pa.array(
-                [row["reason"] if r else None for r, row in zip(refused, rows, strict=True)],
-                pa.string(),
-            ),
-            "note": pa.array(
-                ["J read as X" if p and n % 7 == 0 else None for n, p in enumerate(planned)],
-                pa.string(),
-            ),
-            "shard": pa.array(["e" * 32 if p else None for p in planned], pa.string()).cast(names),
-            "row": pa.array([0 if p else None for p in planned], pa.int32()),
-        }
-        pq.write_table(pa.table(table), root / "records.parquet", compression="zstd")
+    def _write_manifest(self, root, rows):
+        always = {"description": "a protein", "source": "data/demo.fa"}
+        records = []
+        for n, row in enumerate(rows):
+            record = {"ordinal": n, **row, **always, "cost": row["length"] + 2}
+            if row["status"] == "refused":
+                record["sha256"] = None
+            elif row["status"] != "duplicate":
+                record |= {"status": "planned", "reason": None, "shard": "e" * 32, "row": 0}
+                record["note"] = None if n % 7 else "J read as X"
+            records.append(record)
+        table = pa.Table.from_pylist(records, SCHEMA)
+        pq.write_table(table, root / "records.parquet", compression="zstd")
 
-    def _write_failed(self, root: Path, rows: list[dict[str, object]]) -> None:
+    def _write_failed(self, root, rows):
         with (root / "failed.tsv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter="\t", lineterminator="\n")
             writer.writerow(["id", "line", "source", "status", "reason"])
@@ -176,7 +131,7 @@ class FakeRun:
                     where = [row["id"], row["line"], "data/demo.fa"]
                     writer.writerow([*where, row["status"], row["reason"]])
 
-    def _write_embeddings(self, root: Path, rows: list[dict[str, object]]) -> None:
+    def _write_embeddings(self, root, rows):
         kept = [row for row in rows if row["status"] == "ok"]
         random = np.random.default_rng(4)
         columns = {
@@ -194,7 +149,7 @@ class FakeRun:
             columns[name] = pa.FixedSizeListArray.from_arrays(flat, self.width)
         pq.write_table(pa.table(columns), root / "embeddings.parquet", row_group_size=10_000)
 
-    def _receipts(self, rows: list[dict[str, object]]) -> list[Receipt]:
+    def _receipts(self, rows):
         planned = [row for row in rows if row["status"] in ("ok", "failed")]
         free = [0.0] * len(self.devices)
         receipts = []
@@ -210,51 +165,36 @@ class FakeRun:
             started = STARTED + datetime.timedelta(seconds=begin)
             finished = started + datetime.timedelta(seconds=seconds["total"])
             free[which] += seconds["total"] + 0.3 * (n % 4)
-            receipts.append(
-                Receipt(
-                    shard=hashlib.sha256(f"shard {n}".encode()).hexdigest()[:32],
-                    recipe=RECIPE,
-                    part=f"{n:032x}",
-                    rows=len(mine),
-                    ok=len(mine) - failed,
-                    failed=failed,
-                    batches=9,
-                    resumed_batches=self.resumed_batches if n == 1 else 0,
-                    retries=0,
-                    oom_splits=self.oom_splits if n == 2 else 0,
-                    seconds={stage: round(value, 3) for stage, value in seconds.items()},
-                    started=started.isoformat(timespec="milliseconds"),
-                    finished=finished.isoformat(timespec="milliseconds"),
-                    cost=cost,
-                    payload_bytes=sum(row["length"] for row in mine),
-                    devices=[UsedDevice(**self.devices[which])],
-                    host=f"node{which // 4 + 1:02d}",
-                    threads=2,
-                    batch_cost=4096,
-                    peak_memory_mb=1830,
-                    versions={"featuremill": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
-                    backend="sdpa",
-                )
+            about = {"rows": len(mine), "ok": len(mine) - failed, "failed": failed, "cost": cost}
+            about |= {"batches": 9, "retries": 0, "threads": 2, "batch_cost": 4096}
+            about["resumed_batches"] = self.resumed_batches if n == 1 else 0
+            about["oom_splits"] = self.oom_splits if n == 2 else 0
+            about |= {"peak_memory_mb": 1830, "backend": "sdpa", "recipe": RECIPE}
+            receipt = Receipt(
+                **about,
+                shard=hashlib.sha256(f"shard {n}".encode()).hexdigest()[:32],
+                part=f"{n:032x}",
+                seconds={stage: round(value, 3) for stage, value in seconds.items()},
+                started=started.isoformat(timespec="milliseconds"),
+                finished=finished.isoformat(timespec="milliseconds"),
+                payload_bytes=sum(row["length"] for row in mine),
+                devices=[UsedDevice(**self.devices[which])],
+                host=f"node{which // 4 + 1:02d}",
+                versions={"featuremill": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
             )
+            receipts.append(receipt)
         return receipts
 
-    def _measured(self, root: Path, number: int, receipt: Receipt) -> Receipt:
+    def _measured(self, root, number, receipt):
         """Return the receipt with what samples come to, and write them as extract does."""
         total = receipt.seconds["total"]
-        told = (
-            Usage(
-                samples=int(total),
-                energy_j=round(400 * total, 1),
-                utilisation_percent=90.0,
-                memory_mb=41_000,
-                power_w=400.0,
-                temperature_c=71,
-                throttled_seconds={"power_cap": round(total / 4, 1)},
-            )
-            if receipt.is_on_gpu
-            else Usage(samples=int(total), cpu_percent=150.0, process_memory_mb=640)
-        )
-        receipt = receipt.model_copy(update={"telemetry": told})
+        told = {"cpu_percent": 150.0, "process_memory_mb": 640}
+        if receipt.is_on_gpu:
+            told = {"utilisation_percent": 90.0, "memory_mb": 41_000, "power_w": 400.0}
+            told |= {"temperature_c": 71, "energy_j": round(400 * total, 1)}
+            told["throttled_seconds"] = {"power_cap": round(total / 4, 1)}
+        usage = Usage(samples=int(total), **told)
+        receipt = receipt.model_copy(update={"telemetry": usage})
         if self.telemetry != "files":
             return receipt
         begin = datetime.datetime.fromisoformat(receipt.started).timestamp()
@@ -268,20 +208,18 @@ class FakeRun:
         path.write_text("".join(f"{json.dumps(event)}\n" for event in events) + '{"event":"sam')
         return receipt
 
-    def _attempt(
-        self, receipt: Receipt, begin: float, seconds: float, name: str
-    ) -> list[dict[str, Any]]:
+    def _attempt(self, receipt, begin, seconds, name):
         random = np.random.default_rng(len(name) + int(begin) % 1000)
         device, cost = receipt.devices[0], receipt.cost
         common = {"version": 1, "shard": receipt.shard, "host": receipt.host}
-        events: list[dict[str, Any]] = [
+        events = [
             {"event": "start", "time": begin, **common, "rows": receipt.rows, "cost": cost},
             {"event": "sample", "time": begin + 0.1, "stage": "wait"},
             {"event": "device", "time": begin + 0.2, "devices": [device.as_json()]},
         ]
         for second in np.arange(0.5, seconds, 1.0).tolist():
             share = max(0.0, (second - 1.5) / (seconds - 1.5))
-            values: dict[str, Any] = {"process": {"cpu_percent": 150 + second, "memory_mb": 640}}
+            values = {"process": {"cpu_percent": 150 + second, "memory_mb": 640}}
             if device.kind == "cuda":
                 busy = share > 0
                 values["devices"] = [
@@ -303,7 +241,7 @@ class FakeRun:
         return events
 
 
-def energy_of(receipts: Iterable[Receipt]) -> dict[str, float]:
+def energy_of(receipts):
     """Return what manifest.json says of the energy that GPUs took, where each told."""
     told = [receipt for receipt in receipts if receipt.own_energy_j is not None]
     if not told:
@@ -319,27 +257,27 @@ def energy_of(receipts: Iterable[Receipt]) -> dict[str, float]:
 class Page(HTMLParser):
     """What a browser would make of the HTML: elements, texts, scripts, styles."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.styles: list[str] = []
-        self.words: list[str] = []
-        self.data: dict[str, dict] = {}
+        self.elements = []
+        self.scripts = []
+        self.styles = []
+        self.words = []
+        self.data = {}
         self._inside = ""
         self.source = path.read_text("utf-8")
         self.feed(self.source)
         self.close()
         self.text = " ".join(" ".join(self.words).split())
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self._inside = tag
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self._inside = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._inside == "style":
             self.styles.append(data)
         elif self._inside != "script":
@@ -352,7 +290,7 @@ class Page(HTMLParser):
         else:
             self.scripts.append(data)
 
-    def assert_self_contained(self) -> None:
+    def assert_self_contained(self):
         tags = {tag for tag, _ in self.elements}
         assert not tags & {"link", "iframe", "object", "embed", "base", "img"} - {"link"}
         for tag, attributes in self.elements:
@@ -366,7 +304,7 @@ class Page(HTMLParser):
         assert len(policy) == 1 and policy[0].startswith("default-src 'none'")
 
 
-def make(root: Path, *arguments: str) -> Page:
+def make(root, *arguments):
     output = root / "report.html"
     assert __main__.main(["report", str(root), "--output", str(output), "--quiet", *arguments]) == 0
     page = Page(output)
@@ -374,12 +312,11 @@ def make(root: Path, *arguments: str) -> Page:
     return page
 
 
-def points_of(page: Page) -> list[dict[str, Any]]:
+def points_of(page):
     """Return the points of the map, each with what it has of each colour: a name or a number."""
     of = page.map
-    rows = [
-        {"id": id, "description": d} for id, d in zip(of["ids"], of["descriptions"], strict=True)
-    ]
+    about = zip(of["ids"], of["descriptions"], strict=True)
+    rows = [{"id": id, "description": text} for id, text in about]
     for colour in of["colours"]:
         values = colour.get("values")
         if values is None:
@@ -390,7 +327,7 @@ def points_of(page: Page) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of(page: Page, name: str) -> list[dict]:
+def rows_of(page, name):
     datasets = page.data[f"data-{name}"]
     found = datasets.get("data") or datasets["layer"][0]["data"]
     return found["values"]

@@ -77,9 +77,8 @@ def rows(said, columns):
                 if column == columns:
                     row, column = row + 1, 0
                 screen += [""] * (row + 1 - len(screen))
-                screen[row] = (
-                    screen[row][:column].ljust(column) + letter + screen[row][column + 1 :]
-                )
+                before, after = screen[row][:column], screen[row][column + 1 :]
+                screen[row] = before.ljust(column) + letter + after
                 column += 1
         else:
             assert STYLES.match(text), repr(text)

@@ -22,8 +22,8 @@ from conftest import PLUGINS, ROOT
 from encoder_models import write as write_encoder
 from esmc_models import esmc as random_esmc
 from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
-from programs import Verbs, fasta, random_records
-from recordings import noise, write_npz
+from programs import Verbs, fasta, python, random_records
+from recordings import noise
 
 import featuremill
 from featuremill import api
@@ -42,21 +42,44 @@ def run(tmp_path, environment):
     """Return what computes a run of one shard and gives its table."""
     verbs = Verbs(tmp_path, {**environment})
 
-    def table(inputs, workload, options=None, max_failed=0):
+    def table(inputs, workload, options=None):
         more = ()
         asked = find_workload(workload).Options.model_validate(options or {})
         if model := find_workload(workload).weights(asked):
             verbs("weights", model, "--workload", workload, "--output", "weights.json")
             more = ("--weights", "weights.json")
-        given = {"inputs": [str(inputs)], "outputs": ["parquet"]}
-        plan = verbs.plan([], workload, options, 10**9, more, **given)
-        assert len(plan["shards"]) == 1
-        verbs.extract(plan)
-        root = verbs.run_folder.root
-        verbs("merge", root, "--outputs", "parquet", "--max-failed", str(max_failed))
-        return featuremill.load(root)
+        return merged(verbs, inputs, workload, options, more)
 
     return table
+
+
+def merged(verbs, inputs, workload, options=None, more=(), max_failed=0):
+    given = {"inputs": [str(inputs)], "outputs": ["parquet"]}
+    plan = verbs.plan([], workload, options, 10**9, more, **given)
+    assert len(plan["shards"]) == 1
+    verbs.extract(plan)
+    root = verbs.run_folder.root
+    verbs("merge", root, "--outputs", "parquet", "--max-failed", str(max_failed))
+    return featuremill.load(root)
+
+
+@pytest.fixture
+def few(tmp_path):
+    """Return a file with the records."""
+    path = tmp_path / "few.fa"
+    path.write_text(fasta(RECORDS))
+    return path
+
+
+GENES = [ensembl(number) for number in range(60)]
+
+
+@pytest.fixture
+def of_genes(tmp_path):
+    """Return options for a random Geneformer of all but five genes."""
+    write_model(tmp_path / "model", 4 + 55)
+    dictionaries = write_genes(tmp_path, GENES[5:])
+    return {**dictionaries, "dtype": "fp32", "model": str(tmp_path / "model")}
 
 
 def assert_same(frame, table):
@@ -76,7 +99,7 @@ def assert_same(frame, table):
 def test_what_a_tab_shows_is_what_there_is():
     """In a new process: what other tests imported is listed anyway."""
     code = "import featuremill; print(*dir(featuremill))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     shown = done.stdout.split()
     assert {*featuremill.__all__, "__version__"} <= {*shown} and shown == sorted({*shown})
 
@@ -84,14 +107,8 @@ def test_what_a_tab_shows_is_what_there_is():
 @pytest.mark.parametrize("call", ["embed(['MKV'])", "compute(['MKV'])"])
 def test_the_demonstration_network_is_never_used_without_a_word(tmp_path, environment, call):
     code = f"import featuremill\nfor _ in range(2):\n    found = featuremill.{call}\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", f"{code}print(getattr(found, 'attrs', ''))"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-        cwd=tmp_path,
-    )
+    words = ("-W", "always", "-c", f"{code}print(getattr(found, 'attrs', ''))")
+    done = python(*words, check=True, env={**os.environ, **environment}, cwd=tmp_path)
     caution = "mill_t6_8M is a demonstration model, not ESM-2. For science: model: esm2_t33_650M"
     assert done.stderr.count(f"<string>:3: UserWarning: {caution}") == 1
     if call.startswith("compute"):
@@ -111,9 +128,7 @@ def test_a_file_gives_the_table_of_a_run(run, tmp_path):
     frame = featuremill.compute(path, "composition")
     assert_same(frame, table)
     assert frame.attrs["failed"] == [] and frame.attrs["recipe"]
-    assert {name: frame.attrs[name] for name in OF_RECIPE} == {
-        name: table.attrs[name] for name in OF_RECIPE
-    }
+    assert all(frame.attrs[name] == table.attrs[name] for name in OF_RECIPE)
     assert_same(featuremill.compute(str(path), "composition", {}, device="cpu"), table)
     one, two = tmp_path / "one.fa", tmp_path / "two.fa"
     one.write_text(fasta(RECORDS[:10]))
@@ -136,49 +151,38 @@ def test_esm2_gives_the_numbers_of_a_run(run, tmp_path, dtype):
     assert equal.any(), "each row has an array of its own"
 
 
-def test_esmc_gives_the_numbers_of_a_run(run, tmp_path):
+def test_esmc_gives_the_numbers_of_a_run(run, few, tmp_path):
     random_esmc(2, 64, 128).save_pretrained(tmp_path / "esmc")
-    path = tmp_path / "few.fa"
-    path.write_text(fasta(RECORDS))
     options = {"model": str(tmp_path / "esmc"), "layers": [1, -1], "pool": ["mean", "bos"]}
     options |= {"per_residue": True}
-    table = run(path, "esmc", options)
+    table = run(few, "esmc", options)
     assert_same(featuremill.compute(SEQUENCES, "esmc", options, device="cpu"), table)
 
 
-def test_encoder_gives_the_numbers_of_a_run(run, tmp_path):
-    path = tmp_path / "few.fa"
-    path.write_text(fasta(RECORDS))
+def test_encoder_gives_the_numbers_of_a_run(run, few, tmp_path):
     options = {"alphabet": "proteins", "pool": ["mean", "cls"], "layers": [1, -1], "dtype": "fp32"}
     options |= {"model": str(write_encoder(tmp_path / "protbert", "protbert"))}
-    table = run(path, "encoder", options)
+    table = run(few, "encoder", options)
     assert_same(featuremill.compute(SEQUENCES, "encoder", options), table)
     options["model"] = Path(options["model"])
-    series = pd.Series(SEQUENCES)
-    assert_same(featuremill.compute(series, "encoder", options), table)
+    assert_same(featuremill.compute(pd.Series(SEQUENCES), "encoder", options), table)
 
 
-def test_geneformer_gives_the_numbers_of_a_run_of_an_anndata(run, tmp_path):
-    genes = [ensembl(number) for number in range(60)]
-    options = {**write_genes(tmp_path, genes[5:]), "dtype": "fp32"}
-    options |= {"model": str(tmp_path / "model")}
-    write_model(tmp_path / "model", 4 + 55)
-    cells = cells_of(some_counts(9, 60), genes)
+def test_geneformer_gives_the_numbers_of_a_run_of_an_anndata(run, of_genes, tmp_path):
+    cells = cells_of(some_counts(9, 60), GENES)
     path = write_cells(tmp_path / "cells.h5ad", cells)
-    assert_same(featuremill.compute(cells, "geneformer", options), run(path, "geneformer", options))
-    shifts = {**options, "perturb": "delete", "genes": genes[5:8]}
+    found = featuremill.compute(cells, "geneformer", of_genes)
+    assert_same(found, run(path, "geneformer", of_genes))
+    shifts = {**of_genes, "perturb": "delete", "genes": GENES[5:8]}
     few, same = (featuremill.compute(given, "geneformer", shifts) for given in (path, cells))
     assert_same(few.map(str), same.map(str))  # NaN, where a gene is not in a cell
 
 
-def test_an_anndata_is_read_as_its_file_and_stays_as_it_is(tmp_path):
-    genes = [ensembl(number) for number in range(60)]
-    options = {**write_genes(tmp_path, genes[5:]), "dtype": "fp32"}
-    options |= {"model": str(tmp_path / "model")}
-    write_model(tmp_path / "model", 4 + 55)
-    expected = featuremill.compute(cells_of(some_counts(5, 60), genes), "geneformer", options)
+def test_an_anndata_is_read_as_its_file_and_stays_as_it_is(of_genes):
+    options = of_genes
+    expected = featuremill.compute(cells_of(some_counts(5, 60), GENES), "geneformer", options)
     cells = cells_of(some_counts(5, 60), [f"gene {number}" for number in range(60)])
-    cells.var["gene_ids"] = genes
+    cells.var["gene_ids"] = GENES
     cells.obs["kind"], cells.obs["times"] = ["a", "b", None, "a", "b"], [1, 2, 3, 4, 5]
     cells.obsm["X_pca"], cells.uns["of anyone's"] = np.zeros((5, 2)), object()
     cells.raw, cells.layers["counts"] = cells, cells.X.copy()
@@ -204,23 +208,11 @@ def test_llm_json_gives_the_replies_of_a_run_of_a_dataframe(run, tmp_path, monke
     Path("prompt.jinja").write_text("{{ note }} {{ age }}")
     notes.to_parquet("few.parquet")
     options = {"prompt": "prompt.jinja", "json_schema": "schema.json", "model": "model"}
-    options |= {"dtype": "fp32", "max_tokens": 128}
-    absolute = options | {
-        name: str(Path(path).absolute())
-        for name, path in options.items()
-        if name in ("prompt", "json_schema", "model")
-    }
+    absolute = {name: str(Path(path).absolute()) for name, path in options.items()}
+    options, absolute = (o | {"dtype": "fp32", "max_tokens": 128} for o in (options, absolute))
     table = run(Path("few.parquet").absolute(), "llm_json", absolute)
     for frame in (notes, notes.set_index("id"), notes[::-1].set_index("id")[::-1]):
         assert_same(featuremill.compute(frame, "llm_json", options), table)
-
-
-def test_pac_gives_the_numbers_of_a_run(run, tmp_path):
-    write_npz(tmp_path / "few.npz", noise(2), channels=["A1", "A2"])
-    options = {"phase_bands": [[3, 6]], "amplitude_bands": [[30, 50], [60, 90]]}
-    options |= {"segment_seconds": 2, "permutations": 5}
-    path = tmp_path / "few.npz"
-    assert_same(featuremill.compute(path, "pac", options), run(path, "pac", options))
 
 
 def test_pac_takes_arrays_and_tensors(run, tmp_path):
@@ -241,23 +233,15 @@ def test_pac_takes_arrays_and_tensors(run, tmp_path):
         featuremill.compute(np.ones((2, 5), complex), "pac", options)
 
 
-def test_a_workload_of_another_package_computes(run, tmp_path, monkeypatch):
+def test_a_workload_of_another_package_computes(run, few, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGINS))
-    path = tmp_path / "few.fa"
-    path.write_text(fasta(RECORDS))
-    table = run(path, "bulky")
-    assert_same(featuremill.compute(path, "bulky"), table)
-    assert_same(featuremill.compute(SEQUENCES, "bulky"), table)
-    mistakes = (
-        "load raises",
-        "run raises",
-        "batch_cost is 0",
-        "a column is reserved",
-        "cost raises",
-    )
-    for mistake in (*mistakes, "collect gives other columns", "records raises"):
+    table = run(few, "bulky")
+    for given in (few, SEQUENCES):
+        assert_same(featuremill.compute(given, "bulky"), table)
+    mistakes = ("load raises", "run raises", "cost raises", "records raises", "batch_cost is 0")
+    for mistake in (*mistakes, "a column is reserved", "collect gives other columns"):
         with pytest.raises(WorkloadError, match=r"^workload mistaken \(package "):
-            featuremill.compute(path, "mistaken", {"mistake": mistake})
+            featuremill.compute(few, "mistaken", {"mistake": mistake})
 
 
 # What is given
@@ -357,7 +341,7 @@ def test_option_files_have_to_be_there(tmp_path):
 # Records without values
 
 
-def test_records_without_values_are_errors_or_listed(run, tmp_path, monkeypatch, environment):
+def test_records_without_values_are_errors_or_listed(tmp_path, monkeypatch, environment):
     monkeypatch.syspath_prepend(str(PLUGINS))
     monkeypatch.setattr(find_workload("bulky"), "UNLUCKY", b"D")
     path = tmp_path / "few.fa"
@@ -375,14 +359,10 @@ def test_records_without_values_are_errors_or_listed(run, tmp_path, monkeypatch,
         frame = featuremill.compute(path, "bulky", max_failed=13)
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(PLUGINS))
-    environment = {**environment, "BULKY_UNLUCKY": "D"}
-    verbs = Verbs(tmp_path, environment)
-    given = {"inputs": [str(path)], "outputs": ["parquet"]}
-    verbs.extract(verbs.plan([], "bulky", None, 10**9, **given))
-    root = verbs.run_folder.root
-    verbs("merge", root, "--outputs", "parquet", "--max-failed", "13")
-    assert_same(frame, featuremill.load(root))
-    failed = pd.read_csv(root / "failed.tsv", sep="\t", dtype={"line": int})
+    verbs = Verbs(tmp_path, {**environment, "BULKY_UNLUCKY": "D"})
+    assert_same(frame, merged(verbs, path, "bulky", max_failed=13))
+    path = verbs.run_folder.root / "failed.tsv"
+    failed = pd.read_csv(path, sep="\t", dtype={"line": int})
     listed = pd.DataFrame(frame.attrs["failed"])
     assert len(failed) == 13 and set(failed["status"]) == {"refused", "failed"}
     by_line = {"by": "line", "ignore_index": True}

@@ -18,8 +18,9 @@ import torch
 import yaml
 from broken_inputs import BROKEN, GENE, GOOD, INSULIN_A, UBIQUITIN
 from esm2_models import cosines, demo_proteins, relative_l2
+from programs import fasta
 from safetensors.torch import load_file, save_file
-from test_doctor import several, some, thing
+from test_doctor import maybe, several, some, thing
 
 from featuremill.__main__ import main
 from featuremill.base import devices
@@ -36,27 +37,24 @@ TEXT, NUMBER, COUNT = {"type": "string"}, {"type": "number"}, {"type": "integer"
 FLAG, COSINE = {"type": "boolean"}, {"type": "number", "minimum": -1, "maximum": 1}
 
 
-def maybe(schema):
-    return {"oneOf": [{"type": "null"}, schema]}
-
-
 FIGURES = thing(
-    cosine_mean=maybe(COSINE),
+    **dict.fromkeys(["cosine_mean", "cosine_min"], maybe(COSINE)),
+    **dict.fromkeys(["relative_l2_mean", "relative_l2_max"], some("number")),
+)
+WORST = thing(
+    **dict.fromkeys(["id", "place", "column"], TEXT),
     cosine_min=maybe(COSINE),
-    relative_l2_mean=some("number"),
-    relative_l2_max=some("number"),
+    relative_l2=some("number"),
 )
 SCHEMA = thing(
     version={"const": 2},
     within=FLAG,
     inputs=several(TEXT),
-    records=COUNT,
-    refused=COUNT,
+    **dict.fromkeys(["records", "refused", "batch_tokens"], COUNT),
     sample=thing(**dict.fromkeys(["proteins", "residues", "truncated", "longest"], COUNT)),
     model=TEXT,
     weights_sha256={"type": "string", "pattern": "^[0-9a-f]{64}$"},
     options={"type": "object"},
-    batch_tokens=COUNT,
     device=thing(kind={"enum": ["cuda", "cpu"]}, name=TEXT),
     versions={"type": "object", "additionalProperties": TEXT, "required": ["torch", "numpy"]},
     dtype_here=TEXT,
@@ -67,15 +65,7 @@ SCHEMA = thing(
             backend=TEXT,
             records_not_finite=COUNT,
             columns=several(thing(column=TEXT, num_vectors=COUNT, figures=FIGURES, bounds=FIGURES)),
-            worst=several(
-                thing(
-                    id=TEXT,
-                    place=TEXT,
-                    column=TEXT,
-                    cosine_min=maybe(COSINE),
-                    relative_l2=some("number"),
-                )
-            ),
+            worst=several(WORST),
             beyond=several(TEXT),
             within=FLAG,
             remedy=some("string"),
@@ -120,6 +110,15 @@ def audit(capsys):
     return run
 
 
+def refusal(capsys, *words):
+    """Return the one sentence that the verb ends with."""
+    assert main(["audit", *words]) == 2
+    out, err = capsys.readouterr()
+    (sentence,) = [line for line in err.splitlines() if "error:" in line]
+    assert out == "" and "Traceback" not in err
+    return sentence
+
+
 def columns_of(told):
     """Return the figures of a dtype by column."""
     return {column["column"]: column["figures"] for column in told["columns"]}
@@ -127,8 +126,13 @@ def columns_of(told):
 
 def write(folder, sequences, name="in.fa"):
     path = folder / name
-    path.write_text("".join(f">{id}\n{sequence}\n" for id, sequence in sequences.items()))
+    path.write_text(fasta(sequences.items()))
     return path
+
+
+def config_of(folder, told):
+    (folder / "my.yaml").write_text(yaml.safe_dump(told))
+    return folder / "my.yaml"
 
 
 def joined(page):
@@ -172,11 +176,8 @@ def test_figures_equal_an_independent_computation(audit, tmp_path):
     sequences = some_proteins(26, 120)
     options = {"layers": [3, 6], "pool": ["mean", "bos"], "batch_tokens": 1500}
     options |= {"long": "chunk", "max_residues": 90, "chunk_overlap": 20}
-    config = tmp_path / "run.yaml"
-    config.write_text(
-        yaml.safe_dump({"inputs": str(write(tmp_path, sequences)), "options": options})
-    )
-    _, answer, _ = audit("--config", config)
+    told = {"inputs": str(write(tmp_path, sequences)), "options": options}
+    _, answer, _ = audit("--config", config_of(tmp_path, told))
     expected, found = (computed(sequences, dtype, **options) for dtype in ("fp32", "bf16"))
     ids = [one.id for one in draw(records(sequences), len(sequences)).proteins]
     (told,) = answer["dtypes"]
@@ -220,9 +221,8 @@ def test_a_sample_has_the_longest_and_does_not_follow_the_order_of_the_input():
     drawn = {one.payload.decode() for one in sample.proteins}
     assert drawn >= set(by_length[-4:])
     # The others are the lowest by hash: those of a smaller sample are among those of a larger one.
-    assert {p.sha256 for p in draw(given, 20).proteins} - {
-        p.sha256 for p in draw(given, 80).proteins
-    } == set()
+    few, many = ({p.sha256 for p in draw(given, size).proteins} for size in (20, 80))
+    assert few <= many
     for size in (300, 301, 1000):
         everything = draw(shuffled, size)
         assert len(everything.proteins) == 300
@@ -262,9 +262,8 @@ def test_an_engine_that_rounds_too_much_is_found(audit, tmp_path, monkeypatch):
         return real(options, devices, rounded(found, tmp_path, 1) if is_bad else found)
 
     monkeypatch.setattr(esm2, "load", load)
-    page, answer, _ = audit(
-        write(tmp_path, some_proteins(6)), "--dtype", "bf16", "--dtype", "fp16", status=1
-    )
+    path = write(tmp_path, some_proteins(6))
+    page, answer, _ = audit(path, "--dtype", "bf16", "--dtype", "fp16", status=1)
     bf16, fp16 = answer["dtypes"]
     assert (bf16["within"], fp16["within"], fp16["remedy"]) == (False, True, None)
     assert bf16["remedy"] == "set dtype: fp32"  # fp16 is slower than fp32 on a CPU
@@ -445,9 +444,7 @@ def test_the_page(audit, tmp_path, capsys):
     at = next(number for number, row in enumerate(rows) if row[1:2] == ["residues_layer_6"])
     assert rows[at + 1] == ["bound", "≥0.9995", "≥0.99", "≤0.02"]
     heads, *others = page[page.index("  dtype") : page.index("Farthest")].splitlines()[:-1]
-    ends = {
-        match.end() for match in re.finditer(r"m\w+", heads) if match[0] in ("mean", "min", "max")
-    }
+    ends = {match.end() for match in re.finditer(r"\b(mean|min|max)\b", heads)}
     for row in others:  # numbers stand under the ends of their headings
         assert {match.end() for match in re.finditer(r"(?<= )[≥≤]?\d\S+", row)} <= ends
     assert page.endswith("\nbf16: within the bounds.")
@@ -463,8 +460,7 @@ def test_a_single_protein_is_audited(audit, tmp_path, has_samples):
     if has_samples:
         (tmp_path / "s.tsv").write_text(f"sample\tfile\none\t{path}\nother\t{path}\n")
         told = {"samples": str(tmp_path / "s.tsv"), "workload": "esm2"}
-        (tmp_path / "my.yaml").write_text(yaml.safe_dump(told))
-        asked = ["--config", tmp_path / "my.yaml", "--model", "mill_t6_8M"]
+        asked = ["--config", config_of(tmp_path, told), "--model", "mill_t6_8M"]
     page, answer, _ = audit(*asked)
     assert answer["inputs"] == [str(path)]
     assert "1 protein, 76 residues;" in page and answer["records"] == 2
@@ -491,8 +487,7 @@ def test_long_ones_are_told(audit, tmp_path):
     page, answer, _ = audit(path)
     assert "the longest has 1,140; 1 truncated" in page
     assert (answer["sample"]["longest"], answer["sample"]["truncated"]) == (1140, 1)
-    config = tmp_path / "full.yaml"
-    config.write_text(f"inputs: {path}\noptions: {{long: full}}\n")
+    config = config_of(tmp_path, {"inputs": str(path), "options": {"long": "full"}})
     page, answer, _ = audit("--config", config, "--sample", 1)
     assert answer["sample"]["residues"] == 1140 and "truncated" not in page
 
@@ -522,10 +517,7 @@ def test_user_errors_are_one_sentence(arguments, part, tmp_path, monkeypatch, ca
     Path("none.fa").write_text(">a\n>b\n*\n")
     Path("bad.yaml").write_text("inputs: in.fa\noptions:\n  layer: 6\n")
     Path("other.yaml").write_text("inputs: in.fa\nworkload: composition\n")
-    assert main(["audit", *arguments]) == 2
-    out, err = capsys.readouterr()
-    (sentence,) = [line for line in err.splitlines() if "error:" in line]
-    assert out == "" and part in sentence and "Traceback" not in err
+    assert part in refusal(capsys, *arguments)
 
 
 @pytest.mark.parametrize("wrong", [["--dtype", "fp32"], ["--layers", "last"], ["--sample", "x"]])
@@ -549,10 +541,7 @@ def test_broken_inputs_end_as_in_a_plan(tmp_path, capsys):
         assert sample.proteins or sample.refused.total() == sample.records
         assert outcome != "refused" or any(case.fragment in text for text in sample.refused)
     case = first_of("error")
-    assert main(["audit", str(case.make(tmp_path))]) == 2
-    out, err = capsys.readouterr()
-    (sentence,) = [line for line in err.splitlines() if "error:" in line]
-    assert out == "" and case.fragment in sentence
+    assert case.fragment in refusal(capsys, str(case.make(tmp_path)))
 
 
 @pytest.mark.gpu

@@ -3,14 +3,12 @@ SAELens reads; and a training goes on from where it was, or says in one sentence
 
 import itertools
 import json
-import logging
 import os
 import queue
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import venv
 from pathlib import Path
@@ -26,16 +24,16 @@ import torch
 from conftest import PLUGINS, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Desk, Verbs, is_running, wait_for
+from programs import Desk, Verbs, is_running, python, ran, sentence_of, wait_for
 from safetensors.torch import load_file
 
 from featuremill import __main__, features
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.config.runs import named
-from featuremill.merge.command import merge
 from featuremill.steps.autoencoders import (
     card,
+    encode,
     estimate,
     measured,
     network,
@@ -59,29 +57,21 @@ with pytest.MonkeyPatch.context() as patch:
 SMALL = ["--features", "48", "--k", "4", "--batch", "64", "--steps", "30", "--held-out", "0.2"]
 
 
-@pytest.fixture(autouse=True)
-def no_handlers(monkeypatch):
-    """Let no test log to the screen of one before it."""
-    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def proteins(count, seed=0):
-    rng = np.random.default_rng(seed)
-    letters = list("ACDEFGHIKLMNPQRSTVY")
-    return [
-        (f"p{seed}.{n}", "".join(rng.choice(letters, rng.integers(5, 60)))) for n in range(count)
-    ]
+    rng, letters = np.random.default_rng(seed), list("ACDEFGHIKLMNPQRSTVY")
+    drawn = ("".join(rng.choice(letters, rng.integers(5, 60))) for _ in range(count))
+    return [(f"p{seed}.{n}", sequence) for n, sequence in enumerate(drawn)]
 
 
 def computed(folder, environment, records, **options):
-    verbs = Verbs(folder, environment)
-    plan = verbs.plan(records, "residues", options, cost=25)
-    verbs.extract(plan)
-    merge(verbs.run_folder, ["parquet"], len(records))
-    return verbs.run_folder.root
+    return Verbs(folder, environment).merged(records, "residues", options, cost=25)
 
 
-RECORDS = [*proteins(60), ("again", proteins(1)[0][1]), ("fails", "MKWL"), ("bad", "MK1")]
+GOOD = [*proteins(60), ("again", proteins(1)[0][1])]
+RECORDS = [*GOOD, ("fails", "MKWL"), ("bad", "MK1")]
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +88,7 @@ def sae(*words, status=0):
 
 def refusal(capfd, *words, status=2):
     """Return the one sentence that the verb ends with."""
-    capfd.readouterr()
-    sae(*words, status=status)
-    (line,) = (line for line in capfd.readouterr().err.splitlines() if "error: " in line)
-    return line.partition("error: ")[2]
+    return sentence_of(capfd, "sae", *words, status=status)
 
 
 # ---- which vectors a step takes ----
@@ -143,17 +130,8 @@ def test_chosen_vectors_are_numbered_through(run):
     np.testing.assert_array_equal(chosen.take(some), found[some])
     one = np.arange(len(of_residues.num_of_row)) == rows[7]
     alone = Chosen(of_residues, one)
-    np.testing.assert_array_equal(
-        alone.take(np.arange(len(alone))), of_residues.of_rows(rows[7:8])[0]
-    )
-
-
-def test_the_variance_is_about_the_mean():
-    x = np.random.default_rng(0).normal(5.0, 1.0, (50, 3))
-    sums = measured._Sums(3, 4)
-    error = torch.full(x.shape, 0.1, dtype=torch.float64)  # of 150 numbers, with squares of 0.01
-    sums.add(torch.from_numpy(x), error)
-    assert sums.held().fvu == pytest.approx(1.5 / np.square(x - x.mean(0)).sum())
+    its_vectors = of_residues.of_rows(rows[7:8])[0]
+    np.testing.assert_array_equal(alone.take(np.arange(len(alone))), its_vectors)
 
 
 def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, environment):
@@ -164,9 +142,8 @@ def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, e
         is_one = is_held_out(encoder, 0.3, seed)
         return {bytes(row) for row in encoder.of_rows(np.flatnonzero(is_one))[0]}
 
-    common = {
-        vectors_of(text.encode()).astype(np.float32).mean(0).tobytes() for _, text in RECORDS[:30]
-    }
+    vectors = (vectors_of(text.encode()).astype(np.float32) for _, text in RECORDS[:30])
+    common = {of_one.mean(0).tobytes() for of_one in vectors}
     assert held_out(run, 0) & common == held_out(other, 0) & common
     assert 3 < len(held_out(run, 0) & common) < 17
     assert held_out(run, 0) != held_out(run, 1)
@@ -209,20 +186,9 @@ class Together(Ranks):
 
 
 def options_of(**more):
-    return card.Options(
-        **{
-            "features": 48,
-            "k": 4,
-            "batch": 64,
-            "steps": 30,
-            "seed": 0,
-            "learning_rate": 3e-3,
-            "dead_after": 5,
-            "held_out": 0.2,
-            "dtype": "fp32",
-            **more,
-        }
-    )
+    usual = {"features": 48, "k": 4, "batch": 64, "steps": 30, "held_out": 0.2}
+    usual |= {"seed": 0, "learning_rate": 3e-3, "dead_after": 5, "dtype": "fp32"}
+    return card.Options(**usual | more)
 
 
 def trainers(run, count, **more):
@@ -278,10 +244,7 @@ def test_any_number_of_ranks_computes_the_same_bits(
     for count in counts:
         found = trainers(run, count, dtype=dtype, dead_after=1, **{"k": 2, **KINDS[kind]})
         rows = take_all(found)
-        bits += [
-            {name: tensor.numpy().tobytes() for name, tensor in trainer.finished().items()}
-            for trainer in found
-        ]
+        bits += [{n: t.numpy().tobytes() for n, t in each.finished().items()} for each in found]
         untimed = ("seconds", "seconds_left", "ranks")
         lines += [[{k: v for k, v in row.items() if k not in untimed} for row in r] for r in rows]
     assert all(one == bits[0] for one in bits)
@@ -378,9 +341,8 @@ class MadeUp:
 def test_of_made_up_vectors_few_features_are_active_and_leave_little_unexplained(kind):
     torch.set_num_threads(1)
     made = MadeUp()
-    options = options_of(
-        **(KINDS[kind] | {"sparsity": 1.0}), features=24, steps=250, learning_rate=1e-2
-    )
+    sizes = {"features": 24, "steps": 250, "learning_rate": 1e-2}
+    options = options_of(**KINDS[kind] | {"sparsity": 1.0} | sizes)
     trainer = Trainer(options, made, 20, Together(0, 1, {}))
     trainer.begin()
     first, *_, last = (row for row in trainer.run() if row)
@@ -398,9 +360,7 @@ def test_of_made_up_vectors_few_features_are_active_and_leave_little_unexplained
 
 def test_the_rate_rises_for_a_fiftieth_of_the_steps_and_falls_in_the_last_fifth(run):
     (trainer,) = trainers(run, 1, steps=100)
-    shares = []
-    for trainer.step in range(100):
-        shares.append(trainer._share_of_rate())
+    shares = [trainer._share_of_rate() for trainer.step in range(100)]
     assert shares == pytest.approx([0.5] + [1.0] * 80 + [left / 20 for left in range(19, 0, -1)])
 
 
@@ -474,11 +434,9 @@ def test_a_training_writes_what_saelens_reads_and_says_what_it_was_made_of(run, 
     vectors = features.open_parts(run, "residues")
     held_out = is_held_out(vectors, 0.2, 0)
     num_vectors = vectors.num_of_row * ~held_out
-    assert told["counts"] == {
-        "records": np.count_nonzero(num_vectors),
-        "vectors": num_vectors.sum(),
-        "held_out": np.count_nonzero(held_out & (vectors.num_of_row > 0)),
-    }
+    counts = {"records": np.count_nonzero(num_vectors), "vectors": num_vectors.sum()}
+    counts["held_out"] = np.count_nonzero(held_out & (vectors.num_of_row > 0))
+    assert told["counts"] == counts
     assert 0 < told["counts"]["held_out"] < 60
     *_, row = map(json.loads, (trained / "training.jsonl").read_text().splitlines())
     assert row["step"] == 30 and 0 < row["fvu"] < 1 and row["ranks"] == 1
@@ -502,9 +460,7 @@ def test_trained_once_more_it_is_there_already_and_elsewhere_the_same_bytes(
 
 def forward(trained, x, k=4):
     """Return features and what they come back as, by plain NumPy in float64."""
-    t = {
-        name: v.numpy().astype(np.float64) for name, v in load_file(trained / card.WEIGHTS).items()
-    }
+    t = {name: v.astype(np.float64) for name, v in weights(trained).items()}
     pre = (x - t["b_dec"]) @ t["W_enc"] + t["b_enc"]
     kth = np.sort(pre, 1)[:, -k][:, None]
     z = np.where(pre >= kth, np.maximum(pre, 0), 0)
@@ -514,17 +470,14 @@ def forward(trained, x, k=4):
 def test_encode_writes_the_active_features_of_each_record_in_the_order_of_the_input(
     run, trained, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        "featuremill.steps.autoencoders.encode.BLOCK_NUMBERS", 48 * 40
-    )  # many blocks
+    monkeypatch.setattr(encode, "BLOCK_NUMBERS", 48 * 40)  # many blocks
     output = tmp_path / "active.parquet"
     sae("encode", run, "--sae", trained, "--output", output)
     table = pq.read_table(output)
     element = table.schema.field("features").type.value_type
     assert [(f.name, str(f.type)) for f in element] == [("feature", "int32"), ("value", "float")]
-    good = [record for record in RECORDS if record[0] not in ("fails", "bad")]
-    assert table["id"].to_pylist() == [id for id, _ in good]
-    for (_, text), found in zip(good, table["features"].to_pylist(), strict=True):
+    assert table["id"].to_pylist() == [id for id, _ in GOOD]
+    for (_, text), found in zip(GOOD, table["features"].to_pylist(), strict=True):
         z, _ = forward(trained, vectors_of(text.encode()).astype(np.float64))
         highest = z.max(0)
         assert [entry["feature"] for entry in found] == np.flatnonzero(highest).tolist()
@@ -537,6 +490,7 @@ def test_a_few_vectors_that_make_most_of_the_variance_are_told_apart():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(330, 8))
     x[::33] *= 1000
+    x += 50
     back = x + generator.normal(size=x.shape) * np.where(np.arange(330) % 33, 1, 0)[:, None]
     sums = measured._Sums(8, 4)
     for some in np.array_split(np.arange(330), 4):
@@ -590,9 +544,8 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     z, back = forward(trained, x)
     fvu = np.square(x - back).sum() / np.square(x - x.mean(0)).sum()
     # "again" is the same record as p0: where that is held out, it counts twice.
-    assert held.vectors >= len(x) and held.dead == pytest.approx(
-        1 - (z > 0).any(0).mean(), abs=0.03
-    )
+    assert held.vectors >= len(x)
+    assert held.dead == pytest.approx(1 - (z > 0).any(0).mean(), abs=0.03)
     assert held.records - len(rows) in (0, 1) and 0 < len(rows) < 30
     assert held.fvu == pytest.approx(fvu, rel=0.05) and held.l0 == pytest.approx(4, abs=0.3)
     text = page.read_text()
@@ -604,11 +557,8 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     assert sae_page._dead_advice(0.01, 512, 811) == ""
     assert table.columns[-1] == "description" and "Words in common" in text
     assert best["id"].item() in text and "http-equiv" in text and 'src="http' not in text
-    strongest = max(
-        forward(trained, vectors_of(seq.encode()))[0][:, best["feature"].item()].max()
-        for id, seq in RECORDS
-        if id not in ("fails", "bad")
-    )
+    of_all = [forward(trained, vectors_of(sequence.encode()))[0] for _, sequence in GOOD]
+    strongest = max(z[:, best["feature"].item()].max() for z in of_all)
     assert best["value"].item() == pytest.approx(strongest, rel=1e-4)
 
 
@@ -657,58 +607,31 @@ def test_the_estimate_counts_what_is_there_at_once():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["--vectors", "residues", *SMALL, "--k", "49"],
-            "--k 49: of 48 features at least 1 and at most all can be active; give a smaller --k, "
-            "or more --features.",
-        ),
-        (
-            ["--vectors", "residues", *SMALL, "--batch", "60"],
-            "--batch 60: a batch is computed in 8 equal slices; give a multiple of 8.",
-        ),
-        (
-            ["--vectors", "residues", *SMALL, "--gpus", "9"],
-            "--gpus 9: a batch is computed in 8 equal slices, which 1 to 8 devices can share; give "
-            "one of these numbers.",
-        ),
-        (
-            ["--vectors", "residues", *SMALL, "--gpus", "2", "--devices", "0"],
-            "--gpus 2: --devices 0 names fewer; name as many.",
-        ),
-        (
-            ["--vectors", "residues", *SMALL, "--devices", "0", "--device", "cpu"],
-            "--devices 0: --device cpu takes no GPU; drop one.",
-        ),
-        (
-            ["--vectors", "residue", *SMALL],
-            "RUN: there is no column 'residue' of vectors; it has mean, residues.",
-        ),
-        (SMALL, "RUN: it has several columns; choose one of mean, residues with --vectors."),
-        (
-            ["--vectors", "mean", *SMALL, "--held-out", "1"],
-            "--held-out 1.0: give a share from 0 to below 1.",
-        ),
+        ("--vectors residues --k 49", "--k 49: of 48 features at least 1 and at most all can be "
+         "active; give a smaller --k, or more --features."),
+        ("--vectors residues --batch 60",
+         "--batch 60: a batch is computed in 8 equal slices; give a multiple of 8."),
+        ("--vectors residues --gpus 9", "--gpus 9: a batch is computed in 8 equal slices, which 1 "
+         "to 8 devices can share; give one of these numbers."),
+        ("--vectors residues --gpus 2 --devices 0",
+         "--gpus 2: --devices 0 names fewer; name as many."),
+        ("--vectors residues --devices 0", "--devices 0: --device cpu takes no GPU; drop one."),
+        ("--vectors residue",
+         "RUN: there is no column 'residue' of vectors; it has mean, residues."),
+        ("", "RUN: it has several columns; choose one of mean, residues with --vectors."),
+        ("--vectors mean --held-out 1", "--held-out 1.0: give a share from 0 to below 1."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_sentence(run, tmp_path, capfd, words, sentence):
-    said = refusal(capfd, "train", run, *words, "--device", "cpu", "--output", tmp_path / "s")
+    more = [*SMALL, *words.split(), "--device", "cpu", "--output", tmp_path / "s"]
+    said = refusal(capfd, "train", run, *more)
     assert said.replace(str(run), "RUN") == sentence
     assert not (tmp_path / "s" / card.TRAINING).exists()
 
 
 def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
-    copy = shutil.copytree(run, tmp_path / "results" / "test")
-    words = [
-        "train",
-        copy,
-        "--vectors",
-        "mean",
-        *SMALL,
-        "--device",
-        "cpu",
-        "--output",
-        tmp_path / "s",
-    ]
+    copy, output = shutil.copytree(run, tmp_path / "results" / "test"), tmp_path / "s"
+    words = ["train", copy, "--vectors", "mean", *SMALL, "--device", "cpu", "--output", output]
     part = next((copy / "store" / "parts").rglob("*.arrows"))
     whole = part.read_bytes()
     damaged = bytearray(whole)
@@ -720,9 +643,8 @@ def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
     assert refusal(capfd, *words).startswith(f"{part}: this part of the run was removed, ")
     part.write_bytes(whole)
     (copy / "manifest.json").unlink()
-    assert refusal(capfd, *words).startswith(
-        f"{copy}: there are no complete results of this run yet; "
-    )
+    said = refusal(capfd, *words)
+    assert said.startswith(f"{copy}: there are no complete results of this run yet; ")
     said = refusal(capfd, "train", tmp_path, *words[2:])
     assert said == f"{tmp_path}: this is no run's folder; name one, such as results/demo."
 
@@ -730,15 +652,12 @@ def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
 def test_anothers_folder_or_checkpoint_is_refused(run, trained, tmp_path, capfd):
     words = ["train", run, "--vectors", "residues", *SMALL, "--device", "cpu"]
     said = refusal(capfd, *words, "--seed", "1", "--output", trained)
-    assert said == (
-        f"{trained}: the autoencoder there is of another training (seed 0 and not 1); name another "
-        "--output, or delete this folder."
-    )
+    other = f"{trained}: the autoencoder there is of another training (seed 0 and not 1)"
+    assert said == f"{other}; name another --output, or delete this folder."
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
-    assert "holds 'a.txt', which is of no autoencoder" in refusal(
-        capfd, *words, "--output", tmp_path / "notes"
-    )
+    said = refusal(capfd, *words, "--output", tmp_path / "notes")
+    assert "holds 'a.txt', which is of no autoencoder" in said
     (trainer,) = trainers(run, 1)
     next(trainer.run())
     (tmp_path / "s").mkdir()
@@ -777,13 +696,9 @@ class Training:
         words = ["sae", "train", run, *LONGER, "--gpus", ranks, "--output", output]
         words += ["--checkpoint-minutes", minutes]
         self.output = output
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "featuremill", *map(str, words)],
-            cwd=output.parent,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        desk = Desk(output.parent, environment)
+        desk.is_forked = False
+        self.process = desk.start("featuremill", *words)
 
     def end(self):
         """Return the exit status, and what it said."""
@@ -807,6 +722,11 @@ def weights(folder):
     return {name: t.numpy() for name, t in load_file(folder / card.WEIGHTS).items()}
 
 
+def compare(folder, undisturbed, note=""):
+    for name, found in weights(folder).items():
+        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0, err_msg=note)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(run, environment, tmp_path_factory):
     output = tmp_path_factory.mktemp("undisturbed") / "sae"
@@ -818,8 +738,7 @@ def undisturbed(run, environment, tmp_path_factory):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gloo_ranks_agree_with_one_after_200_steps(run, environment, undisturbed, tmp_path, ranks):
     assert Training(run, environment, tmp_path / "sae", ranks).end()[0] == 0
-    for name, found in weights(tmp_path / "sae").items():
-        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0)
+    compare(tmp_path / "sae", undisturbed)
 
 
 @pytest.mark.slow
@@ -837,8 +756,7 @@ def test_killed_five_times_and_gone_on_with_by_other_numbers(
         going.end()
         wait_for(lambda left=pids: not any(map(is_running, left)))
     assert Training(run, environment, output, 2).end()[0] == 0
-    for name, found in weights(output).items():
-        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0, err_msg=f"{steps}")
+    compare(output, undisturbed, f"{steps}")
     lines = (output / card.TRAINING).read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(10, 201, 10))
 
@@ -858,8 +776,7 @@ def test_a_rank_that_dies_ends_all_with_one_sentence(run, environment, undisturb
         f"{output} with the same command, with another --gpus if need be."
     )
     assert Training(run, environment, output, 1).end()[0] == 0
-    for name, found in weights(output).items():
-        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0)
+    compare(output, undisturbed)
 
 
 @pytest.mark.slow
@@ -876,8 +793,7 @@ def test_at_sigterm_all_stop_after_the_same_step_with_a_checkpoint(
     assert "error" not in said and "Traceback" not in said
     assert 10 <= going.step() < 200
     assert Training(run, environment, output, 2).end()[0] == 0
-    for name, found in weights(output).items():
-        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0)
+    compare(output, undisturbed)
 
 
 @pytest.mark.slow
@@ -895,8 +811,8 @@ def test_a_config_with_autoencoders_trains_them(tmp_path, monkeypatch, environme
     monkeypatch.chdir(tmp_path)
     config = Path("config/examples/autoencoders.yaml")
     runs = named(config)
-    assert runs.folders == [Path("results/residues")]
     (made,) = runs.steps
+    assert runs.folders == [Path("results/residues")]
     assert made.files[-1] == "results/residues/autoencoders/residues/report.html"
     said = Desk(tmp_path, environment).type("featuremill", "run", config, "-n").text
     assert re.search(r"autoencoders_train +1", said), said
@@ -911,14 +827,13 @@ def test_a_training_that_no_gpu_has_room_for_is_refused(tmp_path):
         train._refuse_too_large(asked, 2**31, [large, small])
 
 
-PLACE = "results/residues/autoencoders/residues"
-
-
 def test_few_vectors_are_warned_of():
     assert train.few_vectors(5120, 512) == ""
-    assert train.few_vectors(811, 512).startswith(
-        "811 vectors for 512 features: with fewer than 10"
-    )
+    said = train.few_vectors(811, 512)
+    assert said.startswith("811 vectors for 512 features: with fewer than 10")
+
+
+PLACE = "results/residues/autoencoders/residues"
 
 
 @pytest.fixture(scope="module")
@@ -926,19 +841,8 @@ def example(tmp_path_factory, environment):
     """Return a folder in which config/examples/autoencoders.yaml was computed."""
     folder = tmp_path_factory.mktemp("example")
     shutil.copytree(ROOT / "config", folder / "config")
-    bin = Path(sys.executable).parent
-    environment = {**environment, "PATH": f"{bin}{os.pathsep}{environment['PATH']}"}
-    words = [
-        sys.executable,
-        "-m",
-        "featuremill",
-        "run",
-        "config/examples/autoencoders.yaml",
-        "--cores",
-        "2",
-    ]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "featuremill", "run", "config/examples/autoencoders.yaml", "--cores", "2")
+    python(*words, cwd=folder, env=environment, check=True)
     return folder
 
 
@@ -948,10 +852,8 @@ def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_component
     held, _ = measured.measure(Encoder(example / "results/residues", example / PLACE, False, 2))
     vectors = features.open_parts(example / "results/residues")
     held_out = is_held_out(vectors, 0.05, 0)
-    x, y = (
-        vectors.of_rows(np.flatnonzero(chosen))[0].astype(np.float64)
-        for chosen in (~held_out, held_out)
-    )
+    of = (np.flatnonzero(chosen) for chosen in (~held_out, held_out))
+    x, y = (vectors.of_rows(rows)[0].astype(np.float64) for rows in of)
     _, components = np.linalg.eigh(np.cov((x - x.mean(0)).T))
 
     def left_by(number):
@@ -962,7 +864,7 @@ def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_component
     assert held.vectors == len(y)
     print(f"FVU {held.fvu:.3f}; of 32 components {left_by(32):.3f}, of 64 {left_by(64):.3f}")
     assert left_by(64) < held.fvu < left_by(32)
-    assert (example / "results/residues/autoencoders/residues/report.html").exists()
+    assert (example / PLACE / "report.html").exists()
 
 
 PEAK = """
@@ -984,13 +886,7 @@ def test_the_estimate_is_within_a_quarter_of_the_peak(
     run, (features, batch) = example / "results/residues", shape
     words = [run, "--features", features, "--batch", batch, "--steps", 3]
     train = ["sae", "train", *words, "--device", "cpu", "--output", tmp_path / "sae"]
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, *map(str, train)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-c", PEAK, *train, env=environment, check=True)
     capsys.readouterr()
     sae("estimate", *words, "--json")
     told = json.loads(capsys.readouterr().out)
@@ -1017,7 +913,7 @@ def test_saelens_loads_the_folder_and_encodes_to_the_same_bits(run, trained, tmp
     python = tmp_path / "env" / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", f"torch=={torch.__version__}"]
     clean = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
-    got = subprocess.run([*pip, "sae-lens==6.54.0"], env=clean, capture_output=True, text=True)
+    got = ran(*pip, "sae-lens==6.54.0", env=clean)
     if got.returncode:
         pytest.skip(f"sae-lens cannot be had here: {got.stderr.splitlines()[-1:]}")
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import ROOT
-from programs import Desk
+from programs import Desk, sentence_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -44,32 +44,22 @@ def run(desk, monkeypatch):
     return desk.folder / "results/texts_sae"
 
 
-def refusal(capfd, *words):
-    capfd.readouterr()
-    assert __main__.main(["sae", *map(str, words)]) == 2
-    (line,) = (line for line in capfd.readouterr().err.splitlines() if "error: " in line)
-    return line.partition("error: ")[2]
-
-
 def test_cfg_json_names_the_network_and_the_hook(desk, run):
     config = json.loads((desk.folder / PLACE / "cfg.json").read_text())
     assert config["architecture"] == "jumprelu" and "k" not in config
     told = config["metadata"]
     assert (told["model_name"], told["hook_name"]) == ("model", "blocks.0.hook_resid_post")
-    tensors = load_file(desk.folder / PLACE / card.WEIGHTS)
-    assert {name: tuple(t.shape) for name, t in tensors.items()} == network.sizes(
-        64, 64, "jumprelu"
-    )
+    shapes = {n: tuple(t.shape) for n, t in load_file(desk.folder / PLACE / card.WEIGHTS).items()}
+    assert shapes == network.sizes(64, 64, "jumprelu")
 
 
 def test_the_last_state_is_at_no_hook_and_other_networks_have_none():
     options = SimpleNamespace(layers=(0, 1, 4))
     causal, other = (SimpleNamespace(is_causal=is_causal) for is_causal in (True, False))
     found = tracing.hooks(options, SimpleNamespace(architecture=causal, num_layers=4))
-    assert {name: hook for name, hook in found.items() if name.startswith("tokens")} == {
-        "tokens_layer_0": "blocks.0.hook_resid_pre",
-        "tokens_layer_1": "blocks.0.hook_resid_post",
-    }
+    of_tokens = {name: hook for name, hook in found.items() if name.startswith("tokens")}
+    hooks = ["blocks.0.hook_resid_pre", "blocks.0.hook_resid_post"]
+    assert of_tokens == {f"tokens_layer_{n}": hook for n, hook in enumerate(hooks)}
     assert not any(name.startswith("mean") for name in found)
     assert tracing.hooks(options, SimpleNamespace(architecture=other, num_layers=4)) is None
 
@@ -103,9 +93,8 @@ def test_a_model_is_named_as_others_name_it(model, name):
 
 
 def test_the_page_shows_each_features_strongest_tokens_in_their_texts(desk, run):
-    table = pd.read_csv(
-        desk.folder / PLACE / "features.tsv", sep="\t", keep_default_na=False, quoting=3
-    )
+    path = desk.folder / PLACE / "features.tsv"
+    table = pd.read_csv(path, sep="\t", keep_default_na=False, quoting=3)
     notes = pd.read_csv(desk.folder / "random_llm/notes.csv").set_index("id")["note"]
     tokenizer = Tokenizer.from_file(str(desk.folder / "random_llm/model/tokenizer.json"))
     tensors = load_file(desk.folder / PLACE / card.WEIGHTS)
@@ -127,10 +116,9 @@ def test_the_page_shows_each_features_strongest_tokens_in_their_texts(desk, run)
 
 
 def test_contexts_are_escaped_whole_words_on_one_line(desk, run):
-    found = texts.contexts_of(
-        run, "tokens_layer_1", [("odd", 110), ("odd", 0), ("lines", 6), ("none", 0), ("odd", 10**6)]
-    )
-    assert set(found) == {("odd", 110), ("odd", 0), ("lines", 6)}
+    places = {("odd", 110), ("odd", 0), ("lines", 6)}
+    found = texts.contexts_of(run, "tokens_layer_1", [*places, ("none", 0), ("odd", 10**6)])
+    assert set(found) == places
     assert found["odd", 0].before == "" and found["odd", 0].at == "G"
     words = set(ODD.split())
     middle = found["odd", 110]
@@ -225,12 +213,11 @@ def test_a_published_autoencoder_of_something_else_is_refused(
 ):
     folder, _ = published(**given)
     words = ["encode", run, "--sae", folder, "--output", tmp_path / "a.parquet"]
-    assert sentence in refusal(capfd, *words)
+    assert sentence in sentence_of(capfd, "sae", *words)
     if "is of" in sentence:
         assert __main__.main(["sae", *map(str, words), "--any-recipe"]) == 0
-    assert "no sae.json" in refusal(capfd, "report", run, "--sae", folder, "--any-recipe") or (
-        "is of" not in sentence
-    )
+    said = sentence_of(capfd, "sae", "report", run, "--sae", folder, "--any-recipe")
+    assert "no sae.json" in said or "is of" not in sentence
 
 
 def test_a_published_autoencoder_of_another_width_is_refused_always(
@@ -241,6 +228,7 @@ def test_a_published_autoencoder_of_another_width_is_refused_always(
     narrow |= {"W_dec": tensors["W_dec"][:, :48].clone(), "b_enc": tensors["b_enc"]}
     save_file(narrow, folder / "sae_weights.safetensors")
     words = ["encode", run, "--sae", folder, "--output", tmp_path / "a.parquet", "--any-recipe"]
-    assert "has 64 numbers a vector, and " in (said := refusal(capfd, *words)), said
+    said = sentence_of(capfd, "sae", *words)
+    assert "has 64 numbers a vector, and " in said
     assert said.endswith("take vectors of the network and layer that it is of.")
     assert features.open_parts(run).column.width == 64

@@ -1,7 +1,6 @@
 """bench: real command lines on a CPU, what a GPU machine is told and given, and the gate that
 silences wrong engines."""
 
-import ast
 import contextlib
 import json
 import os
@@ -14,7 +13,9 @@ import sys
 import sysconfig
 import tarfile
 import venv
+from functools import partial
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,30 +48,32 @@ from esm2_models import fair_esm, relative_l2, save_fair_esm
 from forks import Forked
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from programs import Desk, fasta, is_running, random_records, wait_for
+from programs import Desk, fasta, is_running, python, ran, random_records, wait_for
 
 from featuremill.base.devices import cpu
 from featuremill.workload import weights
 from featuremill.workloads.esm2 import matmul
 
 ROOT = Path(__file__).parents[1]
-PEERS = {
-    "fair-esm fp32",
-    "fair-esm autocast bf16",
-    "transformers sdpa fp32",
-    "transformers sdpa bf16",
-}
+PEERS = {"fair-esm fp32", "fair-esm autocast bf16"}
+PEERS |= {"transformers sdpa fp32", "transformers sdpa bf16"}
+FASTA = str(ROOT / "bench" / "ecoli.fasta.gz")
 TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
 """As in NVIDIA's containers."""
 
 needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
+needs_bf16 = pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
 
 
 def bench(environment, out, *arguments, way="--quick"):
     """Run `python -m bench.run …` as people do, from the root of the project."""
     words = ["bench.run", way, "--out", str(out), *arguments, "--scratch", str(out.parent)]
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return python("-m", *words, cwd=ROOT, env=environment)
+
+
+def of_root(environment, *words):
+    """Return what a module says, run from the root of the project."""
+    return python("-m", *words, cwd=ROOT, env=environment, check=True).stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -94,11 +97,8 @@ def test_a_quick_run_judges_times_and_records_every_engine(environment, tmp_path
     assert set(stage["load_seconds"]) == judged
     assert stage["float32_matmul_precision"] == "highest", "the reference would be TF32 on a GPU"
 
-    assert set(found["measured"]) == {
-        "compare tiny mean",
-        "compare tiny per_residue",
-        "same_bits tiny",
-    }
+    measured = {"compare tiny mean", "compare tiny per_residue", "same_bits tiny"}
+    assert set(found["measured"]) == measured
     for output in ("mean", "per_residue"):
         rows = found["measured"][f"compare tiny {output}"]["rows"]
         assert {row["name"] for row in rows} >= judged | {"GEMMs alone fp32"}
@@ -131,30 +131,15 @@ def test_a_wrong_engine_fails_the_gate_and_no_speed_is_shown(environment, tmp_pa
 @pytest.mark.usefixtures("forked")
 def test_a_search_of_made_up_results_is_measured(environment):
     made_up = ("--records", "300", "--width", "8", "--queries", "2", "--outputs", "npy", "parquet")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.search", *made_up],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (line,) = done.stdout.splitlines()
+    (line,) = of_root(environment, "bench.search", *made_up)
     assert line.startswith("300 x 8 float32, cosine, 2 queries: first ")
 
 
 @pytest.mark.usefixtures("forked")
 def test_each_step_of_writing_is_measured(environment, tmp_path):
     arguments = ["--folder", str(tmp_path), "--width", "32", "--batches", "2", "--passes", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.journal", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    said = of_root(environment, "bench.journal", *arguments)
+    rows = [line.split(" | ") for line in said if line.startswith("| ")]
     steps = [name.removeprefix("| ") for name, _, _ in rows]
     each = ["write alone", "commit", "all in turn"]
     assert [step for step in steps if step in each] == 2 * each
@@ -205,7 +190,7 @@ def test_products_in_fp8_are_rounded_row_by_row():
     assert 2e-2 < relative_l2(narrow.gelu(usual), expected) < 8e-2
 
 
-@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+@needs_bf16
 def test_what_fp8_costs_is_told_by_product(random_weights):
     proteins = Sample().take(3_000)
     head, _, *lines, bound = fp8.against_fp32(random_weights, proteins).splitlines()
@@ -240,11 +225,9 @@ def test_all_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_pa
         assert "error" not in step, (name, step)
         by_part[step["part"]].append(name)
         assert table.measured(name, step) in done.stdout
-    expected = {
-        part: [agenda.rehearsed(step).name for step in of_part]
-        for part, of_part in agenda.GPU_PARTS.items()
-    }
-    assert by_part == expected
+    for part, steps in agenda.GPU_PARTS.items():
+        assert by_part.pop(part) == [agenda.rehearsed(step).name for step in steps]
+    assert not by_part
     assert found["measured"]["gpu_tests"]["passed"] > 5
     start_up = found["measured"]["start_up tiny"]
     assert start_up["device"] == "Simulated GPU" and 0 < start_up["bare_load_seconds"] < 60
@@ -280,12 +263,7 @@ def test_a_whole_extract_takes_the_gpu_that_the_benchmark_is_on(
         "print(json.dumps(found))"
     )
     (tmp_path / "in.fa").write_text(fasta(random_records(20)))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "in.fa"), str(tmp_path / "run")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", code, tmp_path / "in.fa", tmp_path / "run", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["device"] == "Simulated GPU"
@@ -336,16 +314,9 @@ def test_of_a_process_that_has_ended_nobody_is_looked_for(tmp_path, monkeypatch)
 
 def test_who_ends_the_benchmark_ends_the_tests_that_it_runs(tmp_path):
     """As `timeout` does; before, pytest went on alone on the GPU."""
-    words = [
-        "--rehearse",
-        "--part",
-        "tests",
-        "--steps",
-        table.TESTS,
-        "--scratch",
-        tmp_path / "scratch",
-    ]
-    command = [sys.executable, "-m", "bench.run", *words, "--out", tmp_path / "record.json"]
+    words = ["--rehearse", "--part", "tests", "--steps", table.TESTS]
+    words += ["--scratch", tmp_path / "scratch", "--out", tmp_path / "record.json"]
+    command = [sys.executable, "-m", "bench.run", *words]
     found = []
 
     def has_tests():
@@ -361,15 +332,19 @@ def test_who_ends_the_benchmark_ends_the_tests_that_it_runs(tmp_path):
     wait_for(lambda: not any(map(is_running, found)))
 
 
-def test_a_step_that_hangs_is_noted_and_the_next_one_runs(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def rehearsal(tmp_path):
+    """Return a run, its record, and what that was each time it was written down."""
     given = SimpleNamespace(place="rehearsal", fasta="", engines=[], spoil=False)
-    record = SimpleNamespace(content={"stages": {}, "measured": {}, "left_out": []}, saved=[])
-    record.save = lambda: record.saved.append(json.dumps(record.content))
-    run = conductor.Run(given, agenda.REHEARSAL, record, tmp_path)
-    answers = [
-        "import time; time.sleep(600)",
-        "import json; input(); print(json.dumps({'found': {'tokens': 7}}))",
-    ]
+    content, saved = {"stages": {}, "measured": {}, "left_out": []}, []
+    record = SimpleNamespace(content=content, save=lambda: saved.append(json.dumps(content)))
+    return conductor.Run(given, agenda.REHEARSAL, record, tmp_path), content["measured"], saved
+
+
+def test_a_step_that_hangs_is_noted_and_the_next_one_runs(rehearsal, monkeypatch, capsys):
+    run, measured, saved = rehearsal
+    answers = ["import json; input(); print(json.dumps({'found': {'tokens': 7}}))"]
+    answers.insert(0, "import time; time.sleep(600)")
     start = processes.Child
 
     def worker(_command):
@@ -382,10 +357,9 @@ def test_a_step_that_hangs_is_noted_and_the_next_one_runs(tmp_path, monkeypatch,
     )
     run.part("a", [late, after], Clock(5))
     run.close()
-    measured = record.content["measured"]
     assert "so it was killed" in measured["kernels tiny"]["error"]
     assert measured["long_protein tiny"]["tokens"] == 7 and not answers
-    assert "so it was killed" in record.saved[0] and "long_protein" not in record.saved[0]
+    assert "so it was killed" in saved[0] and "long_protein" not in saved[0]
     shown = capsys.readouterr().out
     assert shown.index("kernels tiny: error") < shown.index("long_protein tiny: tokens 7")
 
@@ -400,13 +374,9 @@ time.sleep(600)
 """
 
 
-def test_of_a_step_that_is_cut_off_the_last_pass_is_kept(tmp_path, monkeypatch, capsys):
+def test_of_a_step_that_is_cut_off_the_last_pass_is_kept(rehearsal, monkeypatch, capsys):
     """And written down when it is known: who lends the machine may end this process as well."""
-    given = SimpleNamespace(place="rehearsal", fasta="", engines=[], spoil=False)
-    content = {"stages": {}, "measured": {}, "left_out": []}
-    saved = []
-    record = SimpleNamespace(content=content, save=lambda: saved.append(json.dumps(content)))
-    run = conductor.Run(given, agenda.REHEARSAL, record, tmp_path)
+    run, measured, saved = rehearsal
     child = processes.Child([sys.executable, "-c", TELLS])
     monkeypatch.setattr(conductor, "Child", lambda _: child)
     answer = child.answer
@@ -418,7 +388,7 @@ def test_of_a_step_that_is_cut_off_the_last_pass_is_kept(tmp_path, monkeypatch, 
     monkeypatch.setattr(child, "answer", late)
     run.part("a", [agenda.Step("budget_sweep", "tiny", needs_seconds=0)], Clock(5))
     run.close()
-    found = content["measured"]["budget_sweep tiny"]
+    found = measured["budget_sweep tiny"]
     assert found["rows"][0]["tokens_per_second"] == 20 and "so it was killed" in found["error"]
     assert found["part"] == "a" and "took_seconds" in found
     assert ["10.0" in each for each in saved] == [True, False, False]
@@ -437,8 +407,7 @@ def test_of_a_step_without_a_shape_that_fails_what_it_told_is_kept(tmp_path, mon
         raise RuntimeError("the card\nis gone")
 
     monkeypatch.setitem(agenda.GROUND_KINDS, "training", step)
-    fasta = str(ROOT / "bench" / "ecoli.fasta.gz")
-    setting = worker.Setting("rehearsal", fasta, str(tmp_path), [], False)
+    setting = worker.Setting("rehearsal", FASTA, str(tmp_path), [], False)
     order = worker.Order(agenda.Step("training"), agenda.REHEARSAL, 60, None)
     told = []
     answer = worker.Worker(setting).carry_out(order, told.append)
@@ -471,11 +440,7 @@ def test_of_ways_side_by_side_one_that_fails_ends_no_other(tmp_path, monkeypatch
     assert calls == ["first", "broken", "slow", "first", "broken", "first"]
     assert found["error"] == "failed: broken"
     first, broken, slow = found["rows"]
-    assert (first["seconds"], first["per_second"], first["off"]) == (
-        [2, 2],
-        50,
-        3.5,
-    )
+    assert (first["seconds"], first["per_second"], first["off"]) == ([2, 2], 50, 3.5)
     assert broken["error"] == "MemoryError: no room" and broken["seconds"] == [1]
     assert slow["seconds"] == [11] and slow["per_second"] == 9.1
     assert [len(each["rows"][0]["seconds"]) for each in told] == [1, 1, 2]
@@ -490,8 +455,7 @@ def test_speeds_of_a_rehearsal_are_put_into_no_page(tmp_path, capsys):
     record = tmp_path / "a.json"
     record.write_text(json.dumps({"rehearsal": "on a CPU"}))
     (tmp_path / "page.md").write_text(f"{table.START}kept\n{table.END}")
-    words = [sys.executable, "-m", "bench.table", str(record), "--into", str(tmp_path / "page.md")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    done = python("-m", "bench.table", record, "--into", tmp_path / "page.md", cwd=ROOT)
     assert done.returncode == 2 and "a rehearsal mean nothing" in done.stderr
     assert "kept" in (tmp_path / "page.md").read_text()
 
@@ -522,9 +486,8 @@ def test_the_worker_that_is_killed_is_one_that_computes():
 
 def test_the_logs_of_a_test_that_hung_are_kept(tmp_path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "job.log").write_text(
-        "Current thread 0x1 (most recent call first):\n  File x"
-    )
+    said = "Current thread 0x1 (most recent call first):\n  File x"
+    (tmp_path / "a" / "job.log").write_text(said)
     (tmp_path / "b.txt").write_text("nothing")
     (text,) = gpu_tests.ends_of_logs(tmp_path)
     assert text.endswith("File x")
@@ -533,11 +496,8 @@ def test_the_logs_of_a_test_that_hung_are_kept(tmp_path):
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
     """A worker that compares ours with the reference alone."""
-    folder = tmp_path_factory.mktemp("scratch")
-    sample = ROOT / "bench/ecoli.fasta.gz"
-    return worker.Worker(
-        worker.Setting("rehearsal", str(sample), str(folder), ["featuremill bf16"], False)
-    )
+    folder, engines = tmp_path_factory.mktemp("scratch"), ["featuremill bf16"]
+    return worker.Worker(worker.Setting("rehearsal", FASTA, str(folder), engines, False))
 
 
 def order(kind, **changes):
@@ -545,7 +505,7 @@ def order(kind, **changes):
     return worker.Order(agenda.Step(kind, "tiny"), settings, 600, None)
 
 
-@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+@needs_bf16
 def test_a_comparison_tells_its_judgement_and_each_pass(narrow):
     told = []
     last = narrow.carry_out(order("compare", num_passes=2), told.append)
@@ -558,7 +518,7 @@ def test_a_comparison_tells_its_judgement_and_each_pass(narrow):
         assert each.found["bars"] and json.dumps(each._asdict())
 
 
-@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+@needs_bf16
 def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow, monkeypatch):
     class Wrong(matmul.Plain):
         name = "wrong"
@@ -576,7 +536,7 @@ def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow
     assert "wrong" in table.measured("products tiny", {"rows": [*right, wrong]})
 
 
-@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+@needs_bf16
 def test_the_memory_of_batches_stands_beside_its_estimate(narrow, monkeypatch):
     """A CPU counts no tensors: here each pass takes 3 MiB for each 8,192 tokens of its budget."""
     taken = iter([(5 + 3 * times) << 20 for _ in range(2) for times in (1, 2, 4, 8)])
@@ -589,10 +549,8 @@ def test_the_memory_of_batches_stands_beside_its_estimate(narrow, monkeypatch):
         told.append(len(answer.found["rows"]) if answer.found else 0)
 
     rows = narrow.carry_out(order("batch_memory"), tell).found["rows"]
-    outputs, budgets = ("mean", "per_residue"), (8_192, 16_896, 33_792, 67_584)
-    assert [(row["output"], row["budget"]) for row in rows] == [
-        (output, budget) for output in outputs for budget in budgets
-    ]
+    wanted = [*product(("mean", "per_residue"), (8_192, 16_896, 33_792, 67_584))]
+    assert [(row["output"], row["budget"]) for row in rows] == wanted
     assert [row["allocated_mb"] for row in rows] == [3, 6, 12, 24] * 2
     assert {row["reserved_mb"] for row in rows} == {64}
     estimates = [row["estimated_mb"] for row in rows[:4]]
@@ -656,10 +614,8 @@ def test_engines_of_3b_leave_room_on_a_card(gigabytes, at_most, tmp_path, monkey
     stage.subject.model = stage.subject.weights = True
     for engine in stage.engines:
         size = engine.bytes_a_weight * shape.num_weights()
-        monkeypatch.setattr(
-            engine, "load", lambda name=engine.name, size=size: card.put(name, size)
-        )
-        monkeypatch.setattr(engine, "unload", lambda name=engine.name: card.taken.pop(name))
+        monkeypatch.setattr(engine, "load", partial(card.put, engine.name, size))
+        monkeypatch.setattr(engine, "unload", partial(card.taken.pop, engine.name))
     for _ in range(2):
         for engine in stage.engines:
             stage.load(engine)
@@ -669,15 +625,15 @@ def test_engines_of_3b_leave_room_on_a_card(gigabytes, at_most, tmp_path, monkey
     assert ROOM == 0.3
 
 
+def row(name, rate, **more):
+    return {"name": name, "tokens_per_second": rate, **more}
+
+
 def test_what_the_bar_for_a_gpu_is_about_leaves_plan_out():
     rows = [
-        {"name": "fair-esm fp32", "tokens_per_second": 10.0},
-        {
-            "name": "featuremill fp16",
-            "tokens_per_second": 80.0,
-            "tokens_per_second_of_extract": 96.0,
-        },
-        {"name": "featuremill fp16, GPU only", "tokens_per_second": 100.0},
+        row("fair-esm fp32", 10.0),
+        row("featuremill fp16", 80.0, tokens_per_second_of_extract=96.0),
+        row("featuremill fp16, GPU only", 100.0),
     ]
     found = {"shape": "150M", "output": "mean", "dtype": "fp16", "matmul_tflops": [], "rows": rows}
     first, *_, over = bars.of_comparison(found)
@@ -692,17 +648,9 @@ def test_what_the_bar_for_a_gpu_is_about_leaves_plan_out():
 ])  # fmt: skip
 def test_each_gpu_has_bars_of_its_own(gpu, tokens, share):
     rows = [
-        {"name": "fair-esm fp32", "tokens_per_second": 10e3},
-        {
-            "name": "featuremill bf16",
-            "tokens_per_second": 330e3,
-            "tokens_per_second_of_extract": 340e3,
-        },
-        {
-            "name": "featuremill bf16, GPU only",
-            "tokens_per_second": 350e3,
-            "gflops_per_token": 1.37,
-        },
+        row("fair-esm fp32", 10e3),
+        row("featuremill bf16", 330e3, tokens_per_second_of_extract=340e3),
+        row("featuremill bf16, GPU only", 350e3, gflops_per_token=1.37),
     ]
     found = {"shape": "650M", "output": "mean", "gpu": gpu, "matmul_tflops": [798.0], "rows": rows}
     known = {bar.what: bar for bar in bars.of_comparison(found)}
@@ -731,13 +679,6 @@ def test_a_torch_that_nobody_tried_is_named(version, is_tried, monkeypatch):
 
 
 # What a machine without a network is given, and told.
-
-
-def test_nothing_of_the_benchmark_is_found_in_tests():
-    for path in (ROOT / "bench").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
-            assert (module or "").partition(".")[0] != "tests", path
 
 
 ONLY = """
@@ -780,16 +721,10 @@ def test_benchmark_and_gpu_tests_import_what_is_brought_and_no_more(environment)
     modules = "bench.run,bench.conductor,bench.worker,bench.child,bench.engines.hugging_face"
     files = [str(ROOT / name) for name in gpu_tests.files(is_here=False)]
     assert len(files) >= 7
-    assert {*gpu_tests.files(is_here=True)} - {*gpu_tests.files(is_here=False)} == {
-        *gpu_tests.MORE_NEEDS
-    }, "a file has no test for a GPU any more"
-    done = subprocess.run(
-        [sys.executable, "-c", ONLY, ",".join(refused), modules, *files],
-        cwd=ROOT,
-        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-    )
+    only_here = {*gpu_tests.files(is_here=True)} - {*gpu_tests.files(is_here=False)}
+    assert only_here == {*gpu_tests.MORE_NEEDS}, "a file has no test for a GPU any more"
+    bare = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = python("-c", ONLY, ",".join(refused), modules, *files, cwd=ROOT, env=bare)
     assert done.returncode == 0, done.stdout + done.stderr
     # Each is asked for by name, so that a sentence can say which is missing.
     assert not needs.lacking(needs.THERE | needs.BROUGHT)
@@ -812,13 +747,7 @@ def test_what_travels_is_small():
 
 def test_what_is_missing_is_said_before_anything_runs():
     """With an interpreter that has nothing but itself."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "bench.run", "--gpu"],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-    )
+    done = python("-S", "-m", "bench.run", "--gpu", cwd=ROOT, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert "lacks numpy, pyarrow" in line and "an image that has torch with CUDA." in line
@@ -859,7 +788,7 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
         subprocess.run(["git", *words], cwd=project, check=True)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     words = ["make", "bench-wheels", f"WHEELS_PYTHON={version}", f"PYTHON={sys.executable}"]
-    made = subprocess.run(words, cwd=project, capture_output=True, text=True)
+    made = ran(*words, cwd=project)
     if "No matching distribution" in made.stderr or "Connection" in made.stderr:
         pytest.skip("pip could not gather the wheels")
     assert made.returncode == 0 and "travel" in made.stdout, made.stderr
@@ -873,13 +802,8 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
         f"{tests.replace('-m gpu', '-m gpu --collect-only')} -q",
         first.replace("--gpu --part small,large", rehearsed),
     ]
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=project,
-        env={"PATH": path, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    environment = {"PATH": path, "HOME": str(tmp_path)}
+    done = ran("bash", "-c", "\n".join(script), cwd=project, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.count("is a build for CPUs; take one for CUDA.") == 2, done.stderr
     assert "tests/test_kernels.py::test_rotary_kernel" in done.stdout
@@ -898,13 +822,7 @@ def test_steps_on_a_machine_without_a_network_have_limits_and_logs(tmp_path):
         "step wrong 60 false; step late 0.01 sleep 600; step last 60 echo done"
     )
     given = {"OUT": str(tmp_path / "out"), "UNPACKED": str(tmp_path / "unpacked")}
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, **given},
-        capture_output=True,
-        text=True,
-    )
+    done = ran("bash", "-c", script, cwd=tmp_path, env={**os.environ, **given})
     said = re.sub(r" after \d+ s; at \d+ s", "", done.stdout)
     assert said.splitlines() == [
         *("== right: status 0", "brought along", "== wrong: status 1"),
@@ -941,29 +859,21 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
     (tmp_path / "test_it.py").write_text(SEEN)
     seen = tmp_path / "seen.jsonl"
     words = ("-m", "pytest", "-q", "-p", "bench.gpu_tests", "-p", "no:cacheprovider", "test_it.py")
-    words += ("-n", "2")
     path = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
-    subprocess.run(
-        [sys.executable, *words],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": path, gpu_tests.FILE: str(seen)},
-        capture_output=True,
-    )
+    environment = {**environment, "PYTHONPATH": path, gpu_tests.FILE: str(seen)}
+    python(*words, "-n", "2", cwd=tmp_path, env=environment)
     every = gpu_tests._read(seen)
     begun, ended = (each for each in every if each["test"].endswith("::test_right"))
     assert (begun["outcome"], ended["outcome"]) == (gpu_tests.BEGUN, "passed")
     assert 0 <= begun["began_seconds"] < 1000
-    found = {each["test"].partition("::")[2]: each for each in every}
-    assert {name: each["outcome"] for name, each in found.items()} == {
-        "test_right": "passed",
-        "test_wrong": "failed",
-        "test_left_out": "skipped",
-    }
-    assert len(every) == 6 and found["test_right"]["l2"] == 2e-7
-    assert "one is not two" in found["test_wrong"]["says"]
-    assert "test_it.py:5" in found["test_wrong"]["trace"]
-    assert "needs 40 GB" in found["test_left_out"]["says"]
-    shown = table.measured("gpu_tests", {"failed": 1, "rows": [found["test_wrong"]], "error": "x"})
+    found = {each["test"].partition("::test_")[2]: each for each in every}
+    outcomes = {"right": "passed", "wrong": "failed", "left_out": "skipped"}
+    assert {name: each["outcome"] for name, each in found.items()} == outcomes
+    assert len(every) == 6 and found["right"]["l2"] == 2e-7
+    assert "one is not two" in found["wrong"]["says"]
+    assert "test_it.py:5" in found["wrong"]["trace"]
+    assert "needs 40 GB" in found["left_out"]["says"]
+    shown = table.measured("gpu_tests", {"failed": 1, "rows": [found["wrong"]], "error": "x"})
     assert "failed: test_it.py::test_wrong: AssertionError: one is not two" in shown
     running = json.dumps({"test": "test_it.py::test_long", "outcome": gpu_tests.BEGUN})
     seen.write_text(seen.read_text() + running + '\n{"test": "cut')

@@ -4,7 +4,6 @@ import json
 import random
 import re
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from bench.sample import Sample, even_order
 from bench.shapes import SHAPES
 from bench.stage import Stage
 from bench.subject import Subject
+from programs import python
 
 from featuremill.workload import compute
 from featuremill.workloads import esm2
@@ -95,10 +95,8 @@ def library(tiny):
 
 def test_without_openvino_its_bars_are_left_out_and_it_is_said_how_to_get_it(tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
-    assert openvino.engines(tiny) == (
-        [],
-        [("OpenVINO", "not installed: pip install 'featuremill[bench]' brings it")],
-    )
+    lacks = ("OpenVINO", "not installed: pip install 'featuremill[bench]' brings it")
+    assert openvino.engines(tiny) == ([], [lacks])
 
 
 def test_openvino_is_judged_converted_once_and_loaded_before_the_clock(tiny, tmp_path, monkeypatch):
@@ -169,9 +167,8 @@ class Contestant:
 
 def compared(monkeypatch, rival_tokens, *contestants):
     monkeypatch.setattr(compare, "_contestants", lambda *_: list(contestants))
-    stage = SimpleNamespace(
-        place=Place("cpu"), shape=SHAPES["35M"], dtype="bf16", set_sizes={}, sample=Sample()
-    )
+    stage = SimpleNamespace(place=Place("cpu"), shape=SHAPES["35M"], dtype="bf16")
+    stage.set_sizes, stage.sample = {}, Sample()
     *_, last = compare.compare(stage, "mean", Clock(9), agenda.CPU, rival_tokens)
     return last
 
@@ -210,11 +207,8 @@ RATES = {
 
 
 def bars_of(shape, output="mean", without="", missing=()):
-    rows = [
-        {"name": name, "tokens_per_second": rate}
-        for name, rate in RATES.items()
-        if not (without and name.startswith(without))
-    ]
+    names = [name for name in RATES if not (without and name.startswith(without))]
+    rows = [{"name": name, "tokens_per_second": RATES[name]} for name in names]
     found = {"shape": shape, "output": output, "rows": rows, "dtype": "bf16"}
     return {bar.what: bar for bar in bars.of_comparison(found, dict(missing))}
 
@@ -229,19 +223,12 @@ def test_the_bars_of_a_cpu():
         "bf16, share of its GEMMs alone": (0.55, True),
     }
     assert found["bf16 over OpenVINO bf16 (×)"].value == 1.1
-    shares = {
-        (shape, what.partition(",")[0]): bar.bound
-        for shape in ("8M", "35M", "150M")
-        for what, bar in bars_of(shape).items()
-        if "GEMMs" in what
-    }
-    assert shares == {
-        ("8M", "fp32"): 0.70,
-        ("35M", "fp32"): 0.70,
-        ("150M", "fp32"): 0.85,
-        ("8M", "bf16"): 0.45,
-        ("35M", "bf16"): 0.55,
-    }
+    shares = {}
+    for shape in ("8M", "35M", "150M"):
+        of = {what: bar for what, bar in bars_of(shape).items() if "GEMMs" in what}
+        shares |= {(shape, what.partition(",")[0]): bar.bound for what, bar in of.items()}
+    fp32 = {("8M", "fp32"): 0.70, ("35M", "fp32"): 0.70, ("150M", "fp32"): 0.85}
+    assert shares == fp32 | {("8M", "bf16"): 0.45, ("35M", "bf16"): 0.55}
     assert list(bars_of("35M", "per_residue")) == ["fp32 over fair-esm fp32 (×)"]
 
 
@@ -260,18 +247,14 @@ def test_a_bar_of_what_is_missing_is_left_out_and_says_why(without, missing, why
     assert (bar.value, bar.is_met, bar.why_left_out) == (None, None, why)
     assert found["fp32 over fair-esm fp32 (×)"].is_met
     record = {"bars": [json.loads(json.dumps(bar._asdict()))], "passes": 1}
-    assert table.measured("start_up", record).endswith(
-        f"  bf16 over OpenVINO bf16 (×): left out, bar 1.15 ({why})"
-    )
+    shown = table.measured("start_up", record)
+    assert shown.endswith(f"  bf16 over OpenVINO bf16 (×): left out, bar 1.15 ({why})")
 
 
 def test_the_agenda_begins_with_what_the_bars_are_about():
-    first = [(step.name, len(Sample().take(step.rival_tokens))) for step in agenda.CPU_STEPS[:3]]
-    assert first == [
-        ("compare 8M mean", 101),
-        ("compare 35M mean", 101),
-        ("compare 150M mean", 37),
-    ]
+    first = {step.name: len(Sample().take(step.rival_tokens)) for step in agenda.CPU_STEPS[:3]}
+    wanted = {"compare 8M mean": 101, "compare 35M mean": 101, "compare 150M mean": 37}
+    assert [*first.items()] == [*wanted.items()]
 
 
 @pytest.mark.usefixtures("forked")
@@ -280,13 +263,7 @@ def test_the_page_has_the_figures_of_its_records():
     names = set(re.findall(r"\(\.\./bench/results/(.*-cpu\.json)\)", text))
     assert names == {path.name for path in (ROOT / "bench" / "results").glob("*-cpu.json")}
     for name in names:
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.table", f"bench/results/{name}", "--page"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = python("-m", "bench.table", f"bench/results/{name}", "--page", cwd=ROOT, check=True)
         head, _, *rows = done.stdout.splitlines()
         assert head.startswith("| `make bench` on those 2 cores | 8M, mean |") and len(rows) >= 5
         if "Xeon" in name:
@@ -302,17 +279,12 @@ def test_the_page_has_the_figures_of_each_gpus_records(tmp_path):
     page = ROOT / "docs" / "performance.md"
     text = page.read_text("utf-8")
     records = sorted(path.name for path in (ROOT / "bench" / "results").glob("*-gpu.json"))
-    assert records and set(records) == set(
-        re.findall(r"\(\.\./bench/results/(.*-gpu\.json)\)", text)
-    )
+    named = set(re.findall(r"\(\.\./bench/results/(.*-gpu\.json)\)", text))
+    assert records and set(records) == named
     copy = tmp_path / "page.md"
     copy.write_text(text.replace("| featuremill, fp16 |", "| of another day |"), "utf-8")
     names = [f"bench/results/{name}" for name in records]
-    subprocess.run(
-        [sys.executable, "-m", "bench.table", "--page", *names, "--into", str(copy)],
-        cwd=ROOT,
-        check=True,
-    )
+    python("-m", "bench.table", "--page", *names, "--into", copy, cwd=ROOT, check=True)
     assert copy.read_text("utf-8") == text
     assert "| `make bench-gpu` on one NVIDIA H200 | 650M, mean | 3B, mean |" in text
 
@@ -322,14 +294,7 @@ def test_the_page_has_the_figures_of_each_gpus_records(tmp_path):
 
 def test_where_the_time_goes_is_told_line_by_line(environment):
     words = ["-m", "bench.steps", "--shapes", "tiny", "--dtypes", "fp32", "--tokens", "500"]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(*words, cwd=ROOT, env=environment, check=True)
     _, head, *lines = done.stdout.splitlines()
     assert head.startswith("tiny fp32, µs a token on one thread (attention: ")
     told = {line[:20].rstrip(): float(line[20:].split()[0]) for line in lines}
@@ -359,9 +324,8 @@ def test_a_step_that_is_part_of_another_one_has_no_line(tiny):
     stage = Ours(tiny, "fp32").model_for("mean").encoder.stages[0]
     fewer = stage.kernels._asdict()
     del fewer["rotate_"]
-    kernels = SimpleNamespace(
-        _asdict=fewer.copy, _replace=lambda **new: SimpleNamespace(**fewer | new)
-    )
+    kernels = SimpleNamespace(_asdict=fewer.copy)
+    kernels._replace = lambda **new: SimpleNamespace(**fewer | new)
     clock = steps.Clock()
     timed = steps.timed_stage(stage._replace(kernels=kernels), clock)
     assert not hasattr(timed.kernels, "rotate_")
@@ -370,12 +334,8 @@ def test_a_step_that_is_part_of_another_one_has_no_line(tiny):
     timed.kernels.add_norm(rows_TD, None, weight_D, weight_D, torch.float32)
     assert list(clock.seconds) == ["norms and residual"]
     told = {"products": 2.0, "attention": 1.0, "rotary": 0.0, "whole": 4.0, "products alone": 1.0}
-    assert [line[:20].rstrip() for line in steps.table(told).splitlines()] == [
-        "products",
-        "attention",
-        "whole",
-        "products alone",
-    ]
+    shown = [line[:20].rstrip() for line in steps.table(told).splitlines()]
+    assert shown == [step for step in told if step != "rotary"]
 
 
 def test_gelu_is_what_its_product_takes_longer_with_it(monkeypatch):
@@ -403,11 +363,8 @@ def test_gelu_is_what_its_product_takes_longer_with_it(monkeypatch):
     timed = steps.Timed(Product(), clock)
     assert timed(3) == 3 and timed.gelu(3) == 4 and timed.name == "a product"
     timed.add_(3)
-    assert {step: clock.seconds[step] for step in ("products", "GELU", steps.REPEATED)} == {
-        "products": 2.25,
-        "GELU": 0.5,
-        steps.REPEATED: steps.REPEATS * 2.5,
-    }
+    wanted = {"products": 2.25, "GELU": 0.5, steps.REPEATED: steps.REPEATS * 2.5}
+    assert {step: clock.seconds[step] for step in wanted} == wanted
 
 
 # Attention.
@@ -416,11 +373,9 @@ def test_gelu_is_what_its_product_takes_longer_with_it(monkeypatch):
 def test_a_rehearsal_gates_and_times_every_way(monkeypatch, tmp_path):
     pytest.importorskip("triton", reason="Triton is for Linux")
     out = tmp_path / "attention.json"
-    words = [sys.executable, "-m", "bench.attention", "--rehearse", "--seconds", "1000"]
     code = "import sys; from bench import attention as a; a.REHEARSED = [(64, 32, 4, 2)]; "
     code += "a.WIDTHS, a.LENGTHS = (32,), ('100',); a.main()"
-    words[1:3] = ["-c", code]
-    done = subprocess.run([*words, "--out", out], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code, "--rehearse", "--seconds", "1000", "--out", out, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     (case,) = json.loads(out.read_text())["cases"]
     assert all(row["error"] < 2e-3 and row["median"] > 0 for row in case["rows"])
@@ -450,10 +405,7 @@ def test_the_kernels_table_is_what_a_record_shows(monkeypatch, tmp_path):
         case("E. coli", 128, 1, 2, 3),
     ]
     told = attention.adopt({"capability": [9, 0], "cases": cases})
-    lines = [
-        "    ((9, 0), 64): Tiling(128, 64, 4, 3),",
-        "    ((9, 0), 32): Tiling(64, 64, 4, 3),",
-    ]
+    lines = [f"    ((9, 0), {w}): Tiling({q}, 64, 4, 3)," for w, q in ((64, 128), (32, 64))]
     assert told.splitlines() == lines and "\n".join(lines) in source.read_text()
     nothing = {"capability": [9, 0], "cases": []}
     assert attention.adopt(nothing) == "nothing is faster than FlashAttention"

@@ -117,12 +117,11 @@ class TextDesk(Desk):
         table.to_csv(self.folder / name, index=False)
         return table
 
-    def run(self, *inputs, status=0, **options):
-        """Run the config; return what was said."""
+    def run(self, *inputs, **options):
         chosen = {"model": "network", "alphabet": "texts", "dtype": "fp32"} | options
         config = {"run": "my", "inputs": inputs, "workload": "encoder", "options": chosen}
         (self.folder / "my.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))
-        return self.type("featuremill", "run", "my.yaml", "-c", "1", status=status).text
+        self.type("featuremill", "run", "my.yaml", "-c", "1")
 
     def results(self, name="embeddings.parquet"):
         path = self.folder / "results/my" / name
@@ -215,35 +214,36 @@ def test_a_text_without_a_token_fails_as_an_empty_one(network):
     assert failed.value.kind.name == "empty_text" and "makes a token" in str(failed.value)
 
 
+TABLE, PROTEIN = "id,text\na,b\n", ">a\nMKT\n"
+
+
 @pytest.mark.parametrize(
-    ("options", "text", "words"),
+    ("model", "options", "text", "words"),
     [
-        ({"max_tokens": 1}, "id,text\na,b\n", "no token of a record beside the 1 special"),
-        ({}, ">a\nMKT\n", "texts are read from tables"),
-        ({"max_residues": 9}, "id,text\na,b\n", "max_residues has no effect"),
-        ({"text_column": "note"}, "id,text\na,b\n", "there is no column 'note'"),
-        ({"max_tokens": 9999, "model": "gpt2"}, "id,text\na,b\n", "positions for 256 tokens"),
-        ({"model": "gpt2", "long": "full"}, "id,text\na,b\n", "positions for 256 tokens"),
-        ({"pool": "cls", "model": "gpt2"}, "id,text\na,b\n", "no special token at the beginning"),
-        ({"model": "protbert"}, "id,text\na,b\n", "is of letters or k-mers"),
-        ({"chat": True}, "id,text\na,b\n", "this model has no chat template"),
-        ({"chat": True, "alphabet": "proteins"}, ">a\nMKT\n", "chat has no effect"),
+        ("llama", {"max_tokens": 1}, TABLE, "no token of a record beside the 1 special"),
+        ("llama", {}, PROTEIN, "texts are read from tables"),
+        ("llama", {"max_residues": 9}, TABLE, "max_residues has no effect"),
+        ("llama", {"text_column": "note"}, TABLE, "there is no column 'note'"),
+        ("gpt2", {"max_tokens": 9999}, TABLE, "positions for 256 tokens"),
+        ("gpt2", {"long": "full"}, TABLE, "positions for 256 tokens"),
+        ("gpt2", {"pool": "cls"}, TABLE, "no special token at the beginning"),
+        ("protbert", {}, TABLE, "is of letters or k-mers"),
+        ("llama", {"chat": True}, TABLE, "this model has no chat template"),
+        ("llama", {"chat": True, "alphabet": "proteins"}, PROTEIN, "chat has no effect"),
+        ("llama", {}, b"\xff\xfe\x00bad", "in.txt: this is no text in UTF-8"),
     ],
 )
-def test_what_has_no_meaning_is_refused_with_a_sentence(desk, folders, options, text, words):
-    if options.get("model") == "gpt2":
-        shutil.copytree(folders("gpt2", has_bos=False), desk.folder / "gpt2")
-    if options.get("model") == "protbert":
-        write_encoder(desk.folder / "protbert", "protbert")
-    name = "in.fa" if text.startswith(">") else "in.csv"
-    (desk.folder / name).write_text(text)
-    said = desk.run(name, status=2, **options)
-    assert words in " ".join(said.split())
-
-
-def test_a_file_that_is_no_text_is_refused(desk):
-    (desk.folder / "a.txt").write_bytes(b"\xff\xfe\x00bad")
-    assert "a.txt: this is no text in UTF-8" in desk.run("a.txt", status=2)
+def test_what_has_no_meaning_is_refused_with_a_sentence(
+    folders, tmp_path, model, options, text, words
+):
+    kind = "txt" if isinstance(text, bytes) else "fa" if text == PROTEIN else "csv"
+    path = tmp_path / f"in.{kind}"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    no_bos = {"has_bos": False} if model == "gpt2" else {}
+    is_encoder = model == "protbert"
+    folder = write_encoder(tmp_path / model, model) if is_encoder else folders(model, **no_bos)
+    with pytest.raises((UserError, ValueError), match=words):
+        list(encoder.records([path], asked(folder, **options)[0]))
 
 
 def test_proteins_are_read_by_a_causal_network(desk):

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from Bio import SeqIO
-from browser import CHROMIUM, browser
+from browser import browser, needs_chromium
 from conftest import ROOT
-from programs import Desk, wait_for
+from programs import Desk, ran, wait_for
 
 import featuremill
 from featuremill.store.results import Results
@@ -137,7 +137,7 @@ def test_the_report_goes_into_snakemakes_own(demo):
     assert "results/demo/report.html" in page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
+@needs_chromium
 def test_both_reports_open_in_a_browser_without_a_network(demo, tmp_path):
     demo, _ = demo
     report = demo.results / "report.html"
@@ -172,7 +172,7 @@ def test_kill_9_in_mid_shard_changes_no_byte_of_the_results(whole, tmp_path, env
         return any(log.read_text().count("commit") >= 3 for log in store.glob("journals/*/*.log"))
 
     wait_for(is_in_mid_shard)
-    found = subprocess.run(["pgrep", "-f", victim], capture_output=True, text=True, check=True)
+    found = ran("pgrep", "-f", victim, check=True)
     ours = [pid for pid in map(int, found.stdout.split()) if os.getpgid(pid) == process.pid]
     assert ours
     for pid in ours:

@@ -25,7 +25,7 @@ from documents import section
 from encoder_models import write
 from encoder_models import write as write_encoder
 from nvml_node import Gpu, Slice
-from programs import Desk, Said, wait_for
+from programs import Desk, Said, python, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
@@ -50,19 +50,21 @@ def some(*types):
 
 
 def thing(**properties):
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    only = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **only}
 
 
 def several(items):
     return {"type": "array", "items": items}
 
 
+def maybe(schema):
+    return {"oneOf": [{"type": "null"}, schema]}
+
+
 TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
+SENTENCE = {"type": "string", "pattern": r"\.$"}
+NEED = thing(device=TEXT, memory_mb=NUMBER, dtype=TEXT, batch_tokens=NUMBER)
 SCHEMA = thing(
     version={"const": 5},
     ready=FLAG,
@@ -71,41 +73,23 @@ SCHEMA = thing(
     gpus=several(
         thing(
             id={"type": "integer"},
-            uuid=some("string"),
-            name=TEXT,
-            memory_gb=some("number"),
-            free_gb=some("number"),
-            capability=some("string"),
-            bf16=FLAG,
-            visible=FLAG,
-            accessible=FLAG,
-            label=TEXT,
+            **dict.fromkeys(["name", "label"], TEXT),
+            **dict.fromkeys(["uuid", "capability", "busy_by"], some("string")),
+            **dict.fromkeys(["memory_gb", "free_gb"], some("number")),
+            **dict.fromkeys(["bf16", "visible", "accessible"], FLAG),
             state={"enum": ["free", "leased", "busy", "sick", "lost", "hidden", "not usable"]},
-            busy_by=some("string"),
         )
     ),
     issues=several(
         thing(
             severity={"enum": ["error", "warning", "note"]},
             code={"type": "string", "pattern": "^[a-z0-9-]+$"},
-            what={"type": "string", "pattern": r"\.$"},
-            remedy={"type": "string", "pattern": r"\.$"},
+            **dict.fromkeys(["what", "remedy"], SENTENCE),
             gpu=some("string"),
         )
     ),
     recommended=thing(resources=some("string"), command=TEXT),
-    memory={
-        "oneOf": [
-            {"type": "null"},
-            thing(
-                model=some("string"),
-                needs=several(
-                    thing(device=TEXT, memory_mb=NUMBER, dtype=TEXT, batch_tokens=NUMBER)
-                ),
-                fits=several(TEXT),
-            ),
-        ]
-    },
+    memory=maybe(thing(model=some("string"), needs=several(NEED), fits=several(TEXT))),
     workload=TEXT,
     ways=several(
         {
@@ -116,12 +100,7 @@ SCHEMA = thing(
         }
     ),
     driver=thing(version=some("string"), cuda=some("integer")),
-    torch={
-        "oneOf": [
-            {"type": "null"},
-            thing(torch=some("string"), cuda=some("string"), arch_list=several(TEXT)),
-        ]
-    },
+    torch=maybe(thing(torch=some("string"), cuda=some("string"), arch_list=several(TEXT))),
     cpu=thing(name=TEXT, processors={"type": "integer"}, free_gb=NUMBER, bf16=FLAG),
     versions={"type": "object", "additionalProperties": TEXT},
 )
@@ -273,11 +252,10 @@ MIXED = (
 
 def test_a_mixed_node_in_full(doctor):
     answer = doctor(*MIXED)("--json", "--model", "esm2_t36_3B_UR50D")
-    first = answer["gpus"][0]
-    expected = {"id": 0, "uuid": "GPU-0", "name": "NVIDIA A100-SXM4-80GB"}
+    expected = {"id": 0, "uuid": "GPU-0", "name": "NVIDIA A100-SXM4-80GB", "busy_by": None}
     expected |= {"memory_gb": 80.0, "free_gb": 79.4, "capability": "8.0", "bf16": True}
-    expected |= {"visible": True, "accessible": True, "busy_by": None}
-    assert first == expected | {"label": "GPU 0 (0)", "state": "free"}
+    expected |= {"visible": True, "accessible": True, "label": "GPU 0 (0)", "state": "free"}
+    assert answer["gpus"][0] == expected
     assert [gpu["bf16"] for gpu in answer["gpus"]] == [True, True, False, True]
     needs = {need["device"]: need for need in answer["memory"]["needs"]}
     assert (needs["GPU-0"]["dtype"], needs["GPU-2"]["dtype"]) == ("bf16", "fp16")
@@ -288,11 +266,8 @@ def test_a_mixed_node_in_full(doctor):
 
 def test_cards_too_small_or_too_old_are_not_counted_and_it_says_why(doctor):
     answer = doctor(*MIXED)("--json")
-    recommended = answer["recommended"]
-    assert recommended["resources"] == "gpu=3"
-    assert recommended["command"] == (
-        "FEATUREMILL_DEVICES=0,1,3 featuremill run YOUR.yaml --resources gpu=3"
-    )
+    command = "FEATUREMILL_DEVICES=0,1,3 featuremill run YOUR.yaml --resources gpu=3"
+    assert answer["recommended"] == {"resources": "gpu=3", "command": command}
     (left,) = (one for one in answer["issues"] if one["gpu"] == "GPU-2")
     assert left["code"] == "no-bf16" and "has no bf16" in left["what"]
     answer = doctor(*MIXED)("--json", "--model", "esm2_t48_15B_UR50D")
@@ -306,24 +281,19 @@ def test_cards_too_small_or_too_old_are_not_counted_and_it_says_why(doctor):
 def test_what_was_left_out_is_left_out_of_the_command_too(doctor):
     """--devices is the doctor's own: a run that is typed as it says must not take the others."""
     check = doctor(*MIXED)
-    assert check("--json", "--devices", "1")["recommended"]["command"] == (
-        "FEATUREMILL_DEVICES=1 featuremill run YOUR.yaml --resources gpu=1"
-    )
+    one = check("--json", "--devices", "1")["recommended"]["command"]
+    assert one == "FEATUREMILL_DEVICES=1 featuremill run YOUR.yaml --resources gpu=1"
     named_all = check("--json", "--devices", "GPU-0,1,2,3")
     assert named_all["recommended"]["command"].startswith("FEATUREMILL_DEVICES=0,1,3 ")
     two = doctor(*MIXED[:2])("--json", "--devices", "0,1")["recommended"]["command"]
     assert two == "featuremill run YOUR.yaml --resources gpu=2", "nothing was left out"
 
 
-def test_a_display_card_counts(doctor):
+def test_the_command_names_the_config_as_a_shell_reads_it(doctor):
     check = doctor(MIXED[3])
-    answer = check("--json")
-    assert answer["recommended"]["resources"] == "gpu=1"
-    assert answer["recommended"]["command"] == "featuremill run YOUR.yaml --resources gpu=1"
     (check.folder / "Snakefile").touch()
-    (check.folder / "my run.yaml").write_text(
-        '{"inputs": "in.fa", "options": {"model": "esm2_t6_8M_UR50D"}}'
-    )
+    config = '{"inputs": "in.fa", "options": {"model": "esm2_t6_8M_UR50D"}}'
+    (check.folder / "my run.yaml").write_text(config)
     answer = check("--json", "--config", "my run.yaml")
     assert answer["recommended"]["command"] == "featuremill run 'my run.yaml' --resources gpu=1"
 
@@ -366,16 +336,13 @@ BROKEN = (
 
 def broken(numbers):
     """Return GPUs of those rows, and what the pretend torch does on each."""
-    gpus, world = [], {"fails": {}, "crashes": [], "check": {}}
+    gpus, world = [], {"fails": {}, "crashes": {}, "check": {}}
     for number, row in enumerate(numbers):
         state, outcome, *_ = BROKEN[row]
         gpus.append(Gpu(f"GPU-{number}", **state))
         for kind, value in outcome.items():
-            all_of = world[kind]
-            all_of.update({f"GPU-{number}": value}) if value is not True else all_of.append(
-                f"GPU-{number}"
-            )
-    return gpus, world
+            world[kind][f"GPU-{number}"] = value
+    return gpus, world | {"crashes": [*world["crashes"]]}
 
 
 def test_broken_gpus_are_passed_over_with_a_remedy_each(doctor):
@@ -455,11 +422,8 @@ def test_gpus_that_others_use(doctor):
     )("--json")
     by = [gpu["busy_by"] for gpu in answer["gpus"]]
     assert re.fullmatch(rf"used by process {os.getpid()} \(.+\), which has no lease", by[0])
-    assert [(text or "").split(";")[0] for text in by[1:]] == [
-        "3000 MB in use without a lease",
-        "2500 MB in use without a lease",
-        "",
-    ]
+    in_use = [f"{number} MB in use without a lease" for number in (3000, 2500)]
+    assert [(text or "").split(";")[0] for text in by[1:]] == [*in_use, ""]
     assert codes(answer) == {"busy", "memory"}
     assert answer["recommended"]["resources"] == "gpu=1"
 
@@ -469,10 +433,8 @@ def test_leased_gpus_count_and_those_that_cool_down_are_said(doctor):
     words = ("lease", "--gpus", "1", "--devices", "1", "--", "sh", "-c", "echo held; exec sleep 60")
     holder = check.start("featuremill", *words, stdout=subprocess.PIPE, stderr=None)
     assert holder.stdout.readline() == "held\n"
-    failed = {"GPU-2": [[time.time(), "exit 3"]] * 3}
-    for uuid, failures in failed.items():
-        path = Path(check.environment["FEATUREMILL_LEASE_FOLDER"]) / f"{uuid}.failures"
-        path.write_text(json.dumps(failures))
+    path = Path(check.environment["FEATUREMILL_LEASE_FOLDER"]) / "GPU-2.failures"
+    path.write_text(json.dumps([[time.time(), "exit 3"]] * 3))
     try:
         answer = check("--json")
     finally:
@@ -594,16 +556,18 @@ def test_a_full_disk_and_a_read_only_folder(
     usage = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(os, "access", lambda *_: is_writable)
-    nothing = Subject()
-    cpu = Device("cpu", "cpu", "", False, 0, 8_000)
-    facts = Findings(Node(error=12), (), False, {}, cpu, tmp_path / "results", nothing, "", "", {})
-    issues = checks.issues_of(facts)
+    issues = checks.issues_of(facts_of(tmp_path / "results"))
     assert [(each.code, each.severity) for each in issues] == [("files", severity)] * bool(severity)
 
 
-def test_a_card_on_the_bus_without_a_driver_is_missed(doctor, tmp_path, monkeypatch):
+def facts_of(folder):
+    """Return what is found on a machine without a GPU."""
     cpu = Device("cpu", "cpu", "", False, 0, 8_000)
-    facts = Findings(Node(error=12), (), False, {}, cpu, tmp_path, Subject(), "", "", {})
+    return Findings(Node(error=12), (), False, {}, cpu, folder, Subject(), "", "", {})
+
+
+def test_a_card_on_the_bus_without_a_driver_is_missed(tmp_path, monkeypatch):
+    facts = facts_of(tmp_path)
     monkeypatch.setattr(checks, "PCI_DEVICES", tmp_path)
     assert "driver" not in {each.code for each in checks.issues_of(facts)}
     (tmp_path / "gpu").mkdir()
@@ -764,15 +728,15 @@ def weights_of(tmp_path_factory):
     shutil.rmtree(folder)  # hundreds of MB
 
 
+def model_of(num_layers, file_dtype):
+    return memory.Model(Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
+
+
 def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
     """Return the peak of running a model of that shape."""
-    code = textwrap.dedent(PEAK)
-    arguments = map(
-        str, (path, model.sizes.num_layers, model.sizes.width, kind, dtype, batch_tokens)
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
-    )
+    sizes = (model.sizes.num_layers, model.sizes.width)
+    words = ("-c", textwrap.dedent(PEAK), path, *sizes, kind, dtype, batch_tokens)
+    done = python(*words, env=environment)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -789,7 +753,7 @@ def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, file_dtype, dtype, batch_tokens
 ):
-    model = memory.Model(Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
+    model = model_of(num_layers, file_dtype)
     measured = measured_peak_mb(weights_of(model), environment, model, "cpu", dtype, batch_tokens)
     estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
     assert estimated == pytest.approx(measured, rel=0.3)
@@ -803,7 +767,7 @@ def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
 def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, batch_tokens
 ):
-    model = memory.Model(Sizes(ESM2, num_layers, 20, 1280, 5120), "fp32")
+    model = model_of(num_layers, "fp32")
     measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)

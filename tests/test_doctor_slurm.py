@@ -64,9 +64,8 @@ def cluster(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     version = metadata.version  # the fast tests' environment lacks the plugin
-    monkeypatch.setattr(
-        metadata, "version", lambda name: {slurm.PLUGIN: "2.8.0"}.get(name) or version(name)
-    )
+    pretended = {slurm.PLUGIN: "2.8.0"}
+    monkeypatch.setattr(metadata, "version", lambda name: pretended.get(name) or version(name))
     return Answers(tmp_path, capsys)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,6 +14,7 @@ import documents
 import pytest
 from conftest import ROOT
 from documents import LACKS, Page, PageError, check, pages, read, type_page
+from programs import ran
 from reading import house  # noqa: F401  (a fixture)
 
 from featuremill.__main__ import VERBS, main
@@ -45,12 +45,7 @@ def test_the_first_commands_of_readme_work_as_typed(house, record_property):  # 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_works_as_typed(
-    house,  # noqa: F811
-    name,
-    request,
-    record_property,
-):
+def test_a_page_works_as_typed(house, name, request, record_property):  # noqa: F811
     page = page_of(name)
     needs_gpus = "gpus" in page.given()
     house.type(page, request.getfixturevalue("gpu_node") if needs_gpus else None)
@@ -118,11 +113,8 @@ def test_the_worst_words_are_found_in_prose_alone():
 
 @pytest.mark.parametrize("name", EDITED)
 def test_a_page_has_none_of_the_worst_words(name):
-    found = [
-        f"{name}:{number}: {word}; {advice}"
-        for number, word, advice in stumbles(PAGES[name].read_text("utf-8"))
-    ]
-    assert not found, "\n".join(found)
+    found = [*stumbles(PAGES[name].read_text("utf-8"))]
+    assert not found, "\n".join(f"{name}:{at}: {word}; {advice}" for at, word, advice in found)
 
 
 CODE = ROOT / "src" / "featuremill"
@@ -205,13 +197,9 @@ def test_a_page_installs_a_program_before_it_types_it(name):
 
 def test_ci_types_what_readme_says_first_and_in_its_order():
     readme = page_of("README.md")
-    left = [
-        text.partition("#")[0].strip()
-        for box in readme.boxes
-        if box.kind == "bash"
-        for _, text in box.commands()
-        if box.lack(text) == "what .ci/run types"
-    ]
+    boxes = [box for box in readme.boxes if box.kind == "bash"]
+    typed = [(box.lack(text), text) for box in boxes for _, text in box.commands()]
+    left = [t.partition("#")[0].strip() for lack, t in typed if lack == "what .ci/run types"]
     typed = re.findall(r"^(?:exec )?(make \w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert left == ["make run", "make test"]
     assert typed == left
@@ -239,14 +227,9 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(house, tmp_path, is_i
     notebook = shutil.copy2(NOTEBOOK, tmp_path)
     checkout = house.site if is_installed else house.checkout(tmp_path / "checkout") / "src"
     demonstration = "ignore:mill_t6_8M is a demonstration:UserWarning"
-    done = subprocess.run(
-        ["python", "-Werror::UserWarning", f"-W{demonstration}", "-c", AS_JUPYTER, str(notebook)],
-        cwd=tmp_path,
-        env={**house.environment, "PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    words = ("-Werror::UserWarning", f"-W{demonstration}", "-c", AS_JUPYTER, notebook)
+    variables = {**house.environment, "PYTHONPATH": str(checkout)}
+    done = ran("python", *words, cwd=tmp_path, env=variables, timeout=280)
     assert done.returncode == 0, done.stderr
     shown = dict(re.findall(r"^(cell-\d\d) (\S+)", done.stdout, re.MULTILINE))
     assert "image/svg+xml" in shown.values(), "the map"
@@ -421,6 +404,5 @@ def test_what_a_machine_has_is_typed_there(monkeypatch):
 
 
 def test_every_lack_is_some_pages():
-    assert set(LACKS) - documents.HERE == {
-        lack for name in PAGES for lack in page_of(name).counts() if lack
-    }
+    lacks = {lack for name in PAGES for lack in page_of(name).counts() if lack}
+    assert set(LACKS) - documents.HERE == lacks

@@ -4,16 +4,13 @@ import json
 import random
 import re
 import shutil
-import subprocess
-import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import ROOT
 from plans import plan_json, read_sealed, receipt_json, write_sealed, write_weights
-from programs import LETTERS, Verbs, fasta
+from programs import LETTERS, Desk, Verbs, fasta, python
 
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
@@ -39,10 +36,8 @@ def weights_of_shape(num_layers, width):
 
 def proteins(count, seed=0, longest=400):
     rng = random.Random(seed)
-    return [
-        (f"p{seed}.{n}", "".join(rng.choices(LETTERS, k=rng.randint(20, longest))))
-        for n in range(count)
-    ]
+    drawn = ("".join(rng.choices(LETTERS, k=rng.randint(20, longest))) for _ in range(count))
+    return [(f"p{seed}.{n}", sequence) for n, sequence in enumerate(drawn)]
 
 
 class Estimates:
@@ -58,14 +53,8 @@ class Estimates:
         (self.folder / "in.fa").write_text(fasta(records))
 
     def configure(self, **config):
-        self.config = {
-            "run": "test",
-            "inputs": "in.fa",
-            "workload": "composition",
-            "shards": {"cost": 5000},
-            "outputs": "parquet",
-            **config,
-        }
+        self.config = {"run": "test", "inputs": "in.fa", "workload": "composition"}
+        self.config |= {"shards": {"cost": 5000}, "outputs": "parquet", **config}
         (self.folder / "c.yaml").write_text(yaml.safe_dump(self.config))
 
     def esm2(self, model="esm2_t33_650M_UR50D", **options):
@@ -90,9 +79,18 @@ class Estimates:
         plan["shards"] = [s | {key: factor * s[key] for key in sizes} for s in plan["shards"]]
         write_sealed(folder.plan, plan)
 
+    def plan(self):
+        """Plan the run; return what its plan says."""
+        self.verbs("plan", self.verbs.run_folder.root, "--config", "c.yaml")
+        return json.loads(self.verbs.run_folder.plan.read_text())
+
     def __call__(self, *arguments, status=0):
         said = self.verbs.type("featuremill", "estimate", "c.yaml", *arguments, status=status)
         return said.err if status else said.out
+
+    def in_one(self, *arguments, **status):
+        """Return what is said, without line breaks."""
+        return " ".join(self(*arguments, **status).split())
 
     def json(self, *arguments):
         return json.loads(self(*arguments, "--json"))
@@ -111,9 +109,7 @@ def test_the_shards_are_those_that_plan_makes_and_nothing_is_written(estimates):
     assert sorted(estimates.folder.rglob("*")) == before
     assert not found["is_planned"]
 
-    folder = estimates.verbs.run_folder
-    estimates.verbs("plan", folder.root, "--config", "c.yaml")
-    plan = json.loads(folder.plan.read_text())
+    plan = estimates.plan()
     assert found["counts"] == plan["counts"]
     assert found["shards_left"] == len(plan["shards"]) > 5
     costs = [shard["cost"] for shard in plan["shards"]]
@@ -131,9 +127,7 @@ def test_the_shards_are_those_that_plan_makes_and_nothing_is_written(estimates):
 
 
 def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates):
-    folder = estimates.verbs.run_folder
-    estimates.verbs("plan", folder.root, "--config", "c.yaml")
-    plan = json.loads(folder.plan.read_text())
+    folder, plan = estimates.verbs.run_folder, estimates.plan()
     first = plan["shards"][0]
     estimates.verbs("extract", folder.root, first["shard"], "--threads", "1")
     left = sum(shard["cost"] for shard in plan["shards"][1:])
@@ -150,7 +144,7 @@ def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates
     (folder.root / "manifest.json").write_text(json.dumps(results))
     found = estimates.json("--cpu-slots", 1)
     assert found["shards_left"] == 0, "the results are complete: parts may have been removed"
-    said = " ".join(estimates("--cpu-slots", 1).split())
+    said = estimates.in_one("--cpu-slots", 1)
     assert "the times are those of the merge and the report" in said, "no output is there"
     assert f"computed are all its {len(plan['shards'])} shards" in said
     (folder.root / "embeddings.parquet").write_bytes(b"")
@@ -165,17 +159,15 @@ def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates
 
 def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates):
     estimates.esm2()
-    said = estimates("--device", DEVICE, "--gpus", "1,64")
-    told = " ".join(said.split())
+    said = estimates.in_one("--device", DEVICE, "--gpus", "1,64")
     share = "an assumption: 65 % of what the data sheet of"
-    assert f"{share} {DEVICE} allows, as NVIDIA H200 reached (docs/performance.md)" in told
-    known = " ".join(estimates("--device", "h200").split())
+    assert f"{share} {DEVICE} allows, as NVIDIA H200 reached (docs/performance.md)" in said
+    known = estimates.in_one("--device", "h200")
     assert f"{share} NVIDIA H200 allows, as NVIDIA H200 reached" in known
     found = estimates.json("--device", "l40s")["rows"][0]["speed"]
     assert found["uncertainty"] == speeds.ASSUMED
-    advice = "With 64, `shards: {cost: auto}` cuts 1 shard of"
-    assert advice in (said_in_one := " ".join(said.split())), "13 shards"
-    assert "tokens: less than 58 s is not worth a start-up of 6.5 s, so 63 of 64" in said_in_one
+    assert "With 64, `shards: {cost: auto}` cuts 1 shard of" in said, "13 shards"
+    assert "tokens: less than 58 s is not worth a start-up of 6.5 s, so 63 of 64" in said
     estimates.esm2(dtype="fp32")  # the plan's is that of this machine, which may have no bf16
     estimates.plan_of(999_900)
     found = estimates.json("--device", DEVICE, "--gpus", "1,64")
@@ -186,17 +178,14 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     assert found["counts"]["input"] == 999_900
     values = 1_000_000 * 1280 * 4
     assert found["disk"]["store/"] == pytest.approx(values, rel=0.05)
-    assert re.search(r"about 3,\d{3} MB of the GPU \(the doctor's estimate\)", said_in_one)
+    assert re.search(r"about 3,\d{3} MB of the GPU \(the doctor's estimate\)", said)
 
 
 def test_what_was_measured_beats_the_table(estimates):
     """Receipts such as a GPU's runs leave: another dtype or device among them does not count."""
-    settings = {
-        "workload": "esm2",
-        "version": esm2.VERSION,
-        "options": {"model": "esm2_t33_650M_UR50D", "dtype": "bf16", "per_residue": False},
-        "weights_sha256": "0",
-    }
+    options = {"model": "esm2_t33_650M_UR50D", "dtype": "bf16", "per_residue": False}
+    settings = {"workload": "esm2", "version": esm2.VERSION, "options": options}
+    settings["weights_sha256"] = "0"
     root = estimates.folder / "results"
 
     def run(name, dtype, device, rate, resumed=0):
@@ -276,7 +265,7 @@ def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
     given = ("--device", DEVICE, "--tokens-per-second", 10, "--startup-seconds", 1)
     found = estimates.json(*given, "--gpus", "4,64,128,400")
     assert found["shards_left"] == 4
-    said = " ".join(estimates(*given, "--gpus", "4,64,128,400").split())
+    said = estimates.in_one(*given, "--gpus", "4,64,128,400")
     assert "With 4," not in said
     for row in found["rows"]:
         seconds = row["extract_hours"] * 3600 * row["jobs"]
@@ -286,12 +275,11 @@ def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
         cost = row["best_cost"]
         number = round(found["cost_left"] / cost)
         assert number >= slots
-        assert (
-            f"With {slots}, `shards: {{cost: auto}}` cuts {number} shards of {cost:_} resid" in said
-        )
+        cut = f"cuts {number} shards of {cost:_} resid"
+        assert f"With {slots}, `shards: {{cost: auto}}` {cut}" in said
     assert re.search(r"is not worth a start-up of 1.0 s, so \d+ of 400 slots get none", said)
     estimates.configure(shards={"cost": found["rows"][1]["best_cost"]})
-    estimates.verbs("plan", estimates.verbs.run_folder.root, "--config", "c.yaml")
+    estimates.plan()
     again = estimates.json(*given, "--gpus", "64")
     assert again["shards_left"] >= 64
     assert again["rows"][0]["hours"] < found["rows"][1]["hours"] / 10
@@ -305,7 +293,7 @@ def test_auto_cuts_for_each_number_of_devices_and_says_why(estimates):
     assert not found["is_cut"]
     assert [row["shards_left"] for row in found["rows"]] == [5, 8, 44]
     assert found["shards"] == 5 and found["cost_left"] == 66_023
-    said = " ".join(estimates(*given, "--gpus", "1,4,64").split())
+    said = estimates.in_one(*given, "--gpus", "1,4,64")
     assert "300 distinct; 66,023 residues; composition" in said
     assert "With 4, `shards: {cost: auto}` cuts 8 shards of 8_253 residues: 2 a slot, with" in said
     assert "less than 30 s is not worth a start-up of 1.0 s, so 20 of 64 slots get none." in said
@@ -314,7 +302,7 @@ def test_auto_cuts_for_each_number_of_devices_and_says_why(estimates):
 def test_a_small_model_is_limited_by_the_host_whatever_the_card(estimates):
     estimates.esm2("mill_t6_8M")
     for name in ("a100", "h100"):
-        said = " ".join(estimates("--device", name).split())
+        said = estimates.in_one("--device", name)
         assert "an assumption: what one thread of the host prepares, 2,300,000 tokens a sec" in said
 
 
@@ -333,9 +321,8 @@ def test_what_was_measured_on_cpus_lies_well_within_the_assumption(machine):
             assert 0.75 < rate / assumed < 1.33 < speeds.ASSUMED
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind"), list(product(("650M", "3B"), ("gpu", "our-attention-gpu")))
-)
+@pytest.mark.parametrize("shape", ["650M", "3B"])
+@pytest.mark.parametrize("kind", ["gpu", "our-attention-gpu"])
 def test_what_was_measured_on_an_h200_is_what_is_said_of_one(shape, kind):
     record = ROOT / "bench" / "results" / f"2026-11-26-NVIDIA-H200-{shape}-{kind}.json"
     data = json.loads(record.read_text())
@@ -379,11 +366,11 @@ def test_what_does_not_fit_and_what_is_large_is_said_plainly(estimates):
     estimates.configure(outputs=["parquet", "per_protein_h5"], shards={"cost": 10**9})
     given = ("--cpu-slots", 1, "--tokens-per-second", 1e6)
     estimates.plan_of(20_000_100)
-    said = " ".join(estimates(*given).split())
+    said = estimates.in_one(*given)
     assert "outputs: parquet for 20,000,100 records: one file of that size is hard to move" in said
     assert "outputs: per_protein_h5 for 20,000,100 records: a dataset a record" in said
     estimates.plan_of(10**11)
-    said = " ".join(estimates(*given).split())
+    said = estimates.in_one(*given)
     assert "What will be written, " in said and "that are free on the disk; plan will ref" in said
 
 
@@ -424,15 +411,16 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
     assert "does not fit" not in (fits := estimates("--device", "t4"))
     assert "\n   4  " in fits, "of four GPUs, if nobody says how many"
     estimates.configure(gpus=2, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
-    said = " ".join(estimates("--device", "t4").split())
+    said = estimates.in_one("--device", "t4")
     assert "does not fit 2 such GPUs of 15,360 MB: set gpus_per_job: 3 or more" in said
     assert "MB of its 2 GPUs (the doctor's estimate)" in said
-    estimates.configure(inputs="missing.fa")
-    said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
-    assert "missing.fa: there is no such file" in said
-    estimates.configure(inputs=".")
-    said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
-    assert ".: this is a folder; name the files in it" in said
+    for name, sentence in (
+        ("missing.fa", "missing.fa: there is no such file"),
+        (".", ".: this is a folder; name the files in it"),
+    ):
+        estimates.configure(inputs=name)
+        words = ("--cpu-slots", "1", "--tokens-per-second", "5")
+        assert sentence in estimates(*words, status=2)
 
 
 @pytest.mark.slow
@@ -445,14 +433,8 @@ def test_a_real_run_takes_what_was_estimated(environment):
     constant rates, which only hold where the processors are not shared out several times.
     """
     options = json.dumps({"residues_per_second": 4000.0})
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.estimate", "--workload", "timed", "--options", options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=840,
-    )
+    words = ("-m", "bench.estimate", "--workload", "timed", "--options", options)
+    done = python(*words, cwd=ROOT, env=environment, timeout=840)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["slots"] for one in found] == [1, 2]
@@ -465,10 +447,73 @@ def test_a_real_run_takes_what_was_estimated(environment):
 
 
 def test_only_weights_that_are_elsewhere_are_to_be_fetched(estimates):
-    for model, how in (
-        ("mill_t6_8M", "to convert"),
-        ("esm2_t12_35M_UR50D", "to fetch and convert"),
-    ):
+    fetched = ("esm2_t12_35M_UR50D", "to fetch and convert")
+    for model, how in (("mill_t6_8M", "to convert"), fetched):
         estimates.esm2(model)
-        said = " ".join(estimates("--tokens-per-second", 9).split())
+        said = estimates.in_one("--tokens-per-second", 9)
         assert f"2 cores); {how} the weights comes on top." in said
+
+
+# The answer in one sentence, without a config, for a card by any of its names
+
+RECORDS = "".join(f">p{n}\n{'MKVLAAGIVGL' * (n + 1)}\n" for n in range(28))
+MODEL = "esm2_t33_650M_UR50D"
+
+
+@pytest.fixture
+def desk(tmp_path, environment):
+    (tmp_path / "my.fa").write_text(RECORDS)
+    return Desk(tmp_path, environment)
+
+
+def ask(desk, *words, status=0):
+    return " ".join(desk.type("featuremill", "estimate", *words, status=status).text.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "card"),
+    [
+        ("H200", "NVIDIA H200"),
+        ("rtx4090", "NVIDIA GeForce RTX 4090"),
+        ("RTX3090", "NVIDIA GeForce RTX 3090"),
+        ("4090", "NVIDIA GeForce RTX 4090"),
+        ("h100 hbm3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
+    ],
+)
+def test_the_first_line_is_the_answer_without_a_config(desk, typed, card):
+    said = ask(desk, "my.fa", "--model", MODEL, "--device", typed)
+    assert said.startswith(f"28 records with {MODEL} on {card}, 1 GPU: about ")
+    assert "s). Assumed, not measured. 28 records, 28 distinct; " in said
+    assert not (desk.folder / "results").exists() and not list(desk.folder.glob("*.yaml"))
+
+
+def test_a_name_of_several_cards_says_which_it_took(desk):
+    said = ask(desk, "my.fa", "--model", MODEL, "--device", "H100", "--gpus", "1,4")
+    assert " on NVIDIA H100 PCIe, 1 GPU: about " in said and "; 4 GPUs: about " in said
+    assert "H100 may also be NVIDIA H100 NVL and NVIDIA H100 80GB HBM3: then name" in said
+
+
+@pytest.mark.parametrize("typed", ["A10G", "rtx 4080", "potato"])
+def test_a_card_that_is_not_in_the_table_is_answered_with_the_table(desk, typed):
+    said = ask(desk, "my.fa", "--model", MODEL, "--device", typed, status=2)
+    assert "A10, RTX A5000" in said and said.endswith("give --tokens-per-second.")
+    said = ask(desk, "my.fa", "--device", typed, "--tokens-per-second", "1000")
+    assert "At the speed that was given." in said
+
+
+def test_of_a_config_another_model_and_what_is_done(desk):
+    config = {"run": "my", "inputs": "my.fa", "workload": "composition", "device": "cpu"}
+    (desk.folder / "my.yaml").write_text(json.dumps(config))
+    said = ask(desk, "my.yaml", "--tokens-per-second", "1000")
+    assert said.startswith("28 records with composition on ")
+    said = ask(desk, "my.yaml", "--workload", "esm2", "--model", MODEL, "--cpu-slots", "1")
+    assert said.startswith(f"28 records with {MODEL} on ")
+    desk.type("featuremill", "run", "my.yaml", "--cores", "1")
+    said = ask(desk, "results/my")
+    assert said.startswith("Nothing is left to compute of 28 records with composition; what comes")
+    config["features"] = {"a": {"workload": config.pop("workload")}}
+    del config["device"]
+    (desk.folder / "my.yaml").write_text(json.dumps(config | {"run": "two"}))
+    said = ask(desk, "my.yaml", "--model", MODEL, status=2)
+    assert "it has several models; leave --model and --workload out." in said

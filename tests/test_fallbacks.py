@@ -119,30 +119,19 @@ def spoil(right, how):
     return wrong
 
 
-class Spoiled:
-    """Ways of which the first does an operation badly."""
-
-    def __init__(self, monkeypatch, operation, how):
-        group, _, part = operation.partition(".")
-        monkeypatch.setattr(*getattr(self, group)(part, how))
-
-    def attention(self, _, how):
+def spoiled(operation, how):
+    """Return the module of an operation, its function of ways, and ways; the first is a bad one."""
+    group, _, part = operation.partition(".")
+    if group == "attention":
         *_, good = attention.backends(HOST, torch.bfloat16, 4, 16)
         bad = attention.Backend("a bad attention", spoil(good.attend, how))
-        return attention, "backends", lambda *_: [bad, good]
-
-    def kernels(self, part, how):
-        bad = kernels.TORCH._replace(
-            name="bad kernels", **{part: spoil(getattr(reference, part), how)}
-        )
-        return kernels, "ways", lambda *_: [bad, kernels.TORCH]
-
-    def products(self, part, how):
-        class Bad(matmul.Plain):
-            name = "bad products"
-
-        setattr(Bad, part, spoil_method(getattr(matmul.Plain, part), how))
-        return matmul, "forms", lambda *_: [Bad, matmul.Plain]
+        return attention, "backends", [bad, good]
+    if group == "kernels":
+        wrong = {part: spoil(getattr(reference, part), how)}
+        bad = kernels.TORCH._replace(name="bad kernels", **wrong)
+        return kernels, "ways", [bad, kernels.TORCH]
+    wrong = {"name": "bad products", part: spoil_method(getattr(matmul.Plain, part), how)}
+    return matmul, "forms", [type("Bad", (matmul.Plain,), wrong), matmul.Plain]
 
 
 def spoil_method(right, how):
@@ -166,7 +155,8 @@ OPERATIONS = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_that_fails_its_check_steps_down(found, monkeypatch, caplog, operation, how):
     expected = features(load(found, "fp16"))
-    Spoiled(monkeypatch, operation, how)
+    module, name, ways = spoiled(operation, how)
+    monkeypatch.setattr(module, name, lambda *_: ways)
     model = load(found, "fp16")
     said = warned(caplog)
     assert OPERATIONS[operation] in said and "bad" in said
@@ -180,11 +170,8 @@ def test_an_operation_that_fails_its_check_steps_down(found, monkeypatch, caplog
 def test_with_no_way_left_nothing_is_computed_and_the_operation_is_named(
     found, monkeypatch, operation
 ):
-    Spoiled(monkeypatch, operation, "raises")
-    ways = {"attention": (attention, "backends"), "kernels": (kernels, "ways")}
-    module, name = ways.get(operation.partition(".")[0], (matmul, "forms"))
-    both = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *_: both()[:1])
+    module, name, ways = spoiled(operation, "raises")
+    monkeypatch.setattr(module, name, lambda *_: ways[:1])
     named = f"^{OPERATIONS[operation]} on this CPU .*this kernel was not built"
     with pytest.raises(WorkloadError, match=named):
         load(found)

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 from broken_stores import DAMAGES, PART, RECEIPT, OfShard, damage_of, part_of, receipt_of
-from conftest import ROOT
-from mounts import Mount
-from programs import Desk, Workflow, fasta, is_running, random_records, wait_for, written
+from mounts import mounted
+from programs import Desk, Workflow, fasta, is_running, ran, random_records, wait_for, written
 
 from featuremill.__main__ import main
 from featuremill.store.results import Results
@@ -24,7 +23,6 @@ from featuremill.store.results import Results
 RECORDS = [(f"p{n}", "MKV" + "LWY"[n % 3] * (n + 1)) for n in range(100)]
 OUTPUTS = ("parquet", "npy", "per_protein_h5")
 DATA = ("embeddings.parquet", "embeddings.npy", "per-protein.h5", "failed.tsv")
-SHARD_RECORDS = 50
 NO_LOCKS = """
 import errno, fcntl, os
 def flock(descriptor, operation):
@@ -68,14 +66,8 @@ class Site(Desk):
         shutil.copytree(stages / stage, self.seen.root)
 
     def plan_words(self):
-        config = {
-            "run": "test",
-            "inputs": [str(self.fasta)],
-            "workload": "witnessed",
-            "options": self.options,
-            "shards": {"cost": SHARD_RECORDS},
-            "device": "cpu",
-        }
+        config = {"run": "test", "inputs": [str(self.fasta)], "workload": "witnessed"}
+        config |= {"options": self.options, "shards": {"cost": 50}, "device": "cpu"}
         return ("plan", self.run, "--config", written(config))
 
     def merge_words(self):
@@ -90,12 +82,18 @@ class Site(Desk):
     def recipe(self):
         return json.loads(self.seen.plan.read_text())["recipe"]
 
-    def extract(self, **more):
+    def extract(self):
         for shard in self.shards():
-            self("extract", self.run, shard, **more)
+            self("extract", self.run, shard)
 
     def merge(self, **more):
         return self(*self.merge_words(), **more)
+
+    def finish(self):
+        """Compute what is left; return the results."""
+        self.extract()
+        self.merge()
+        return self.data()
 
     def data(self):
         return {name: (self.seen.root / name).read_bytes() for name in DATA}
@@ -143,10 +141,7 @@ def site(tmp_path, environment):
 @pytest.fixture
 def disk(tmp_path, environment):
     """Return a site on a file system of its own."""
-    try:
-        mount = Mount(tmp_path / "disk", "20m")
-    except PermissionError as error:
-        pytest.skip(str(error))
+    mount = mounted(tmp_path / "disk", "20m")
     (tmp_path / "site").mkdir()
     yield Site(tmp_path / "site", environment, mount)
     mount.close()
@@ -179,9 +174,7 @@ def test_a_full_disk_while_planning(disk, whole):
     disk.empty_disk()
     disk.write(RECORDS)
     disk.plan()
-    disk.extract()
-    disk.merge()
-    assert disk.data() == whole
+    assert disk.finish() == whole
 
 
 def test_a_full_disk_while_extracting(disk, stages, whole):
@@ -194,9 +187,7 @@ def test_a_full_disk_while_extracting(disk, stages, whole):
     log = disk.seen.journal(disk.recipe(), first).with_suffix(".log")
     assert not log.exists() or "strike" not in log.read_text()
     disk.empty_disk()
-    disk.extract()
-    disk.merge()
-    assert disk.data() == whole
+    assert disk.finish() == whole
 
 
 @pytest.mark.parametrize("left_kb", [0, 100])
@@ -222,12 +213,12 @@ def test_a_read_only_folder_is_said_by_every_verb(disk, whole):
             before = disk.seen.plan.read_bytes()
             say_what_to_do(disk.plan(status=1), "run/store", "Read-only file system")
             assert disk.seen.plan.read_bytes() == before
-        say_what_to_do(
-            disk("extract", disk.run, disk.shards()[0], "--log", disk.run / "x.log", status=1)
-            if step == disk.extract
-            else step(status=1),
-            "Read-only file system",
-        )
+        if step == disk.extract:
+            words = ("extract", disk.run, disk.shards()[0], "--log", disk.run / "x.log")
+            said = disk(*words, status=1)
+        else:
+            said = step(status=1)
+        say_what_to_do(said, "Read-only file system")
         disk.mount.remount("rw")
         step()
     assert disk.data() == whole
@@ -244,9 +235,7 @@ def test_an_input_that_is_gone_leaves_the_last_plan_and_its_shards(site, whole):
     said = site.plan(status=2)
     assert f"{site.fasta}: this file does not exist; check the path" in said
     assert site.seen.plan.read_bytes() == before
-    site.extract()
-    site.merge()
-    assert site.data() == whole, "what was planned needs its input no more"
+    assert site.finish() == whole, "what was planned needs its input no more"
     hidden.rename(site.fasta)
     site.plan()
     assert site.seen.plan.read_bytes() == before
@@ -275,9 +264,7 @@ def test_an_input_that_goes_while_it_is_read_is_never_half_a_plan(site, whole):
         site.fasta.write_bytes(content)
     site.options |= {"gate": ""}
     site.plan()
-    site.extract()
-    site.merge()
-    assert site.data() == whole
+    assert site.finish() == whole
 
 
 @pytest.mark.parametrize(
@@ -319,10 +306,8 @@ def test_a_clock_that_runs_hours_behind_changes_nothing(site, stages, whole, env
     site("extract", site.run, first)
     for path in site.seen.root.rglob("*"):
         os.utime(path, (later, later))
-    for words in (
-        *(site.plan_words(), ("extract", site.run, first), ("extract", site.run, second)),
-        site.merge_words(),
-    ):
+    extract = [("extract", site.run, shard) for shard in (first, second)]
+    for words in (site.plan_words(), *extract, site.merge_words()):
         site(*words, **behind)
     assert site.data() == whole
     site.plan()
@@ -466,21 +451,14 @@ def test_snakemake_computes_again_what_is_damaged_and_nothing_else(flow):
 @pytest.mark.slow
 def test_snakemake_on_a_disk_that_is_full_goes_on_where_there_is_room(flow, tmp_path, environment):
     flow()
-    try:
-        mount = Mount(tmp_path / "small", "160k")
-    except PermissionError as error:
-        pytest.skip(str(error))
+    mount = mounted(tmp_path / "small", "160k")
     for name in ("in.fa", "config.yaml"):
         subprocess.run(mount.command("cp", flow.folder / name, "."), check=True)
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
-    command += ["--workflow-profile", str(ROOT / "profiles" / "default"), "--cores", "2"]
-    command += ["--configfile", "config.yaml"]
+    command = mount.command(sys.executable, "-m", *flow.words())
     statuses = []
     for size in ("160k", "400k", "1m", "20m", "20m"):
         mount.remount(f"size={size}")
-        done = subprocess.run(
-            mount.command(*command), env=environment, capture_output=True, text=True, check=False
-        )
+        done = ran(*command, env=environment)
         statuses.append(done.returncode)
         if done.returncode:
             assert "No space left on device" in done.stderr + done.stdout
@@ -547,13 +525,8 @@ def test_poison_in_several_shards_costs_no_other_record_and_no_retry(tmp_path, e
     workflow = Flow(tmp_path, environment, [*random_records(150), *bad])
     variables = {"FEATUREMILL_STALL_SECONDS": "2"}
     said = workflow("--config", f"max_failed={len(bad)}", **variables)
-    assert workflow.counts() == {
-        "input": 158,
-        "ok": 150,
-        "failed": 8,
-        "refused": 0,
-        "duplicate": 0,
-    }
+    counts = {"input": 158, "ok": 150, "failed": 8, "refused": 0, "duplicate": 0}
+    assert workflow.counts() == counts
     lines = workflow.data()["failed.tsv"].decode().splitlines()[1:]
     reasons = {line.split("\t")[0]: line.split("\t")[-1] for line in lines}
     assert reasons.keys() == {id for id, _ in bad}

@@ -3,12 +3,12 @@
 import csv
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ import vl_convert
 from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import Desk, Verbs, fasta
+from programs import Desk, Verbs, fasta, sentence_of
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from scipy.stats import t
@@ -40,16 +40,7 @@ from featuremill.features.records import Features
 from featuremill.features.table import Stored, Table
 from featuremill.inputs.labels import Label
 from featuremill.merge.command import merge
-from featuremill.steps.heads import (
-    Head,
-    card,
-    charts,
-    figures,
-    fitting,
-    page,
-    predict,
-    train,
-)
+from featuremill.steps.heads import Head, card, charts, figures, fitting, page, predict, train
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.examples import Examples, refuse_unfit
@@ -65,42 +56,22 @@ from featuremill.steps.heads.joined import Joined
 from featuremill.steps.heads.predict import refuse_other_features
 from featuremill.store.results import Results
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 COLUMN = ["--vectors", "composition"]
-
-
-@pytest.fixture(autouse=True)
-def no_handlers(monkeypatch):
-    """Let no test log to the screen of one before it."""
-    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-
-
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch):
-    """Draw fewer groups for intervals, which most of the time would go into."""
-    monkeypatch.setattr(figures, "RESAMPLES", 100)
-    torch.set_num_threads(1)
 
 
 def proteins(count, seed=0):
     """Return records of two kinds that composition tells apart more often than not."""
     rng = np.random.default_rng(seed)
-    kinds = ("DEFGHIKLMN", "FGHIKLMNPQ")
-    return [
-        (
-            f"p{n}",
-            "".join(rng.choice(list(kinds[(n + (n % 7 == 0)) % 2] * 2), rng.integers(20, 60))),
-        )
-        for n in range(count)
-    ]
+    kinds = [list(2 * letters) for letters in ("DEFGHIKLMN", "FGHIKLMNPQ")]
+    of = [kinds[(n + (n % 7 == 0)) % 2] for n in range(count)]
+    return [(f"p{n}", "".join(rng.choice(of[n], rng.integers(20, 60)))) for n in range(count)]
 
 
 def computed(folder, environment, records, outputs=("parquet",), **options):
     """Compute a run of these records in `folder`; return where its results are."""
     verbs = Verbs(folder, environment)
-    plan = verbs.plan(records, cost=100_000, options=options)
-    verbs.extract(plan)
-    merge(verbs.run_folder, [*outputs], len(records))
-    return verbs.run_folder.root
+    return verbs.merged(records, cost=100_000, options=options, outputs=outputs)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +94,14 @@ def write_labels(path, rows, head="id,kind,family"):
 
 @pytest.fixture
 def labels(tmp_path):
-    return write_labels(
-        tmp_path / "labels.csv", [(f"p{n}", "xy"[n % 2], n // 4) for n in range(120)]
-    )
+    rows = [(f"p{n}", "xy"[n % 2], n // 4) for n in range(120)]
+    return write_labels(tmp_path / "labels.csv", rows)
+
+
+@pytest.fixture
+def words(labels, tmp_path):
+    """Return what names the labels of a head, and where it goes."""
+    return ["--labels", labels, "--column", "kind", "--output", tmp_path / "h"]
 
 
 def head(*words, status=0):
@@ -133,15 +109,15 @@ def head(*words, status=0):
 
 
 def refusal(capfd, *words, status=2):
-    """Return the one sentence that the verb ends with."""
-    capfd.readouterr()
-    head(*words, status=status)
-    (line,) = (line for line in capfd.readouterr().err.splitlines() if "error: " in line)
-    return line.partition("error: ")[2]
+    return sentence_of(capfd, "head", *words, status=status)
 
 
 def card_of(folder):
     return json.loads((folder / "head.json").read_text())
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def table_of(path):
@@ -173,11 +149,11 @@ def forward(tensors, x):
 
 @pytest.mark.parametrize("kind", ["logistic", "mlp"])
 def test_predictions_are_the_forward_pass_or_held_out_where_the_head_saw_the_record(
-    runs, labels, tmp_path, kind
+    runs, labels, words, tmp_path, kind
 ):
     labels.write_text("\n".join(labels.read_text().splitlines()[:101]) + "\n")
-    words = [runs[0], *COLUMN, "--labels", labels, "--column", "kind", "--group", "family"]
-    head("train", *words, "--kind", kind, "--output", tmp_path / "h")
+    words = [runs[0], *COLUMN, *words, "--group", "family", "--kind", kind]
+    head("train", *words)
     outputs = [tmp_path / "p.tsv", tmp_path / "p.parquet"]
     for output in outputs:
         head("predict", tmp_path / "h", runs[0], "--output", output)
@@ -198,22 +174,9 @@ def test_predictions_are_the_forward_pass_or_held_out_where_the_head_saw_the_rec
         assert found["seen_in_training"].tolist() == ["yes"] * 100 + ["no"] * 20
     about = card_of(tmp_path / "h")
     assert about["features"][0]["recipe"] == Results(runs[0]).find_plan().recipe
-    assert about["scores"].keys() == {
-        "accuracy",
-        "balanced_accuracy",
-        "macro_f1",
-        "mcc",
-        "auc",
-        "brier",
-    }
-    assert about["guesses"] == {
-        "accuracy": 0.5,
-        "balanced_accuracy": 0.5,
-        "macro_f1": 1 / 3,
-        "mcc": 0.0,
-        "auc": 0.5,
-        "brier": 0.25,
-    }
+    guesses = dict.fromkeys(["accuracy", "balanced_accuracy", "auc"], 0.5)
+    assert about["guesses"] == {**guesses, "macro_f1": 1 / 3, "mcc": 0.0, "brier": 0.25}
+    assert about["scores"].keys() == about["guesses"].keys()
     assert about["counts"]["groups"] == 25  # families
     value, low, high = about["scores"]["auc"]
     assert 0.5 < low < value < high <= 1
@@ -221,9 +184,9 @@ def test_predictions_are_the_forward_pass_or_held_out_where_the_head_saw_the_rec
     right = (told["label"] == np.array(["x", "y"])[scores[:100].argmax(1)]).mean()
     assert np.isclose(about["scores"]["accuracy"][0], right)
     # Trained once more, over the first: the same bytes.
-    before = {path.name: path.read_bytes() for path in (tmp_path / "h").iterdir()}
-    head("train", *words, "--kind", kind, "--output", tmp_path / "h")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "h").iterdir()} == before
+    before = bytes_of(tmp_path / "h")
+    head("train", *words)
+    assert bytes_of(tmp_path / "h") == before
 
 
 class MLPClassifier(nn.Module):
@@ -276,16 +239,26 @@ def import_words(path, output, dims="6,9"):
     return ("import", path, "--classes", "others,virus", "--dims", dims, "--output", output)
 
 
-def test_virnucpros_head_and_features_give_what_its_own_network_gives(tmp_path, capfd):
-    ids, both = pt_files(tmp_path)
+@pytest.fixture
+def imported(tmp_path):
+    """Return a head of VirNucPro's that was imported, in h, and its network."""
     model = network(15)
     torch.save(model.state_dict(), tmp_path / "model.pth")
     head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
+    return model
+
+
+def scores_of(model, x):
+    """Return what the network itself gives, in float64."""
     with torch.no_grad():
-        wanted = model.double()(torch.from_numpy(both).double()).softmax(1).numpy()
-    dna, protein, merged = (
-        sorted(tmp_path.glob(f"*_{kind}.pt")) for kind in ("DNABERT_S", "ESM", "merged")
-    )
+        return model.double()(torch.from_numpy(x).double()).softmax(1).numpy()
+
+
+def test_virnucpros_head_and_features_give_what_its_own_network_gives(imported, tmp_path, capfd):
+    ids, both = pt_files(tmp_path)
+    wanted = scores_of(imported, both)
+    kinds = ("DNABERT_S", "ESM", "merged")
+    dna, protein, merged = (sorted(tmp_path.glob(f"*_{kind}.pt")) for kind in kinds)
     output = tmp_path / "p.tsv"
     for given_files in ([*dna, *protein], merged):
         head("predict", tmp_path / "h", *given_files, "--any-recipe", "--output", output)
@@ -332,9 +305,8 @@ def test_virnucpros_head_and_features_give_what_its_own_network_gives(tmp_path, 
         ({"ids": [], "data": []}, "it is not what VirNucPro keeps features in"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("imported")
 def test_files_that_virnucpro_did_not_write_so_are_refused(tmp_path, capfd, told, sentence):
-    torch.save(network(15).state_dict(), tmp_path / "model.pth")
-    head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
     path = tmp_path / "x_merged.pt"
     path.write_bytes(told) if isinstance(told, bytes) else torch.save(told, path)
     words = ("predict", tmp_path / "h", path, path, "--any-recipe", "--output", tmp_path / "p.tsv")
@@ -344,9 +316,8 @@ def test_files_that_virnucpro_did_not_write_so_are_refused(tmp_path, capfd, told
     assert not (tmp_path / "p.tsv").exists() and not (tmp_path / "p.missing.tsv").exists()
 
 
+@pytest.mark.usefixtures("imported")
 def test_sequences_in_place_of_features_are_told_how_to_become_some(tmp_path, capfd):
-    torch.save(network(15).state_dict(), tmp_path / "model.pth")
-    head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
     (tmp_path / "new.fasta").write_text(">a\nMKV\n")
     words = ("predict", tmp_path / "h", tmp_path / "new.fasta", "--output", tmp_path / "p.tsv")
     said = refusal(capfd, *words)
@@ -362,27 +333,20 @@ def test_sequences_in_place_of_features_are_told_how_to_become_some(tmp_path, ca
     [
         (("hidden_layer", "bn1", "output_layer"), lambda state: state, ".safetensors"),
         (("a", "b", "c"), lambda state: {"epoch": 3, "model_state_dict": state}, ".pth"),
-        (
-            ("fc2", "norm", "fc1"),
-            lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
-            ".pt",
-        ),
+        (("fc2", "norm", "fc1"), lambda state: {f"module.{n}": t for n, t in state.items()}, ".pt"),
     ],
-)  # fmt: skip
+)
 def test_a_state_dict_is_read_by_shape_whatever_its_names(tmp_path, names, wrap, suffix):
     model = network(15, names=names)
     path = tmp_path / f"model{suffix}"
     state = wrap(model.state_dict())
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
     head(*import_words(path, tmp_path / "h"))
-    found = load_file(tmp_path / "h" / "head.safetensors")
-    x = torch.randn(20, 15, generator=torch.Generator().manual_seed(1)).double()
-    with torch.no_grad():
-        wanted = model.double()(x).softmax(1).numpy()
-    np.testing.assert_allclose(forward(found, x.numpy()), wanted, atol=1e-9)
-    assert (
-        card_of(tmp_path / "h")["source"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    )
+    x = np.random.default_rng(1).normal(size=(20, 15))
+    found = forward(load_file(tmp_path / "h" / "head.safetensors"), x)
+    np.testing.assert_allclose(found, scores_of(model, x), atol=1e-9)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert card_of(tmp_path / "h")["source"]["sha256"] == sha256
 
 
 def pickle_of(path, monkeypatch, model):
@@ -406,10 +370,8 @@ def test_a_whole_model_is_read_only_with_its_sha256(tmp_path, capfd, monkeypatch
     assert not (tmp_path / "h").exists()
     head(*sentence[sentence.index("head import") :].split()[1:])  # as it says
     x = np.random.default_rng(0).normal(size=(20, 15))
-    with torch.no_grad():
-        wanted = model.double()(torch.from_numpy(x)).softmax(1).numpy()
     found = forward(load_file(tmp_path / "h" / "head.safetensors"), x)
-    np.testing.assert_allclose(found, wanted, atol=1e-9)
+    np.testing.assert_allclose(found, scores_of(model, x), atol=1e-9)
 
 
 class Trap:
@@ -490,16 +452,12 @@ def test_no_id_meets_anothers_vector(tmp_path, monkeypatch, data):
         held.append([(id, 100 * number + ids.index(id)) for id in here])
     wanted = data.draw(st.one_of(st.none(), st.sets(st.sampled_from(ids))))
     group_rows = data.draw(st.integers(1, 9))
-    parts = [
-        features_at(tmp_path / f"{number}.parquet", rows, number + 1, group_rows)
-        for number, rows in enumerate(held)
-    ]
+    paths = [tmp_path / f"{number}.parquet" for number in range(len(held))]
+    parts = [features_at(paths[n], rows, n + 1, group_rows) for n, rows in enumerate(held)]
     told = []
     joined = Joined(parts, wanted)
     blocks = list(joined.blocks(told.append))
-    found = [
-        (id, vector.tolist()) for some, lot in blocks for id, vector in zip(some, lot, strict=True)
-    ]
+    found = [pair for some, lot in blocks for pair in zip(some, lot.tolist(), strict=True)]
 
     known = [dict(rows) for rows in held]
     asked = [id for id, _ in held[0] if wanted is None or id in wanted]
@@ -514,36 +472,25 @@ def test_no_id_meets_anothers_vector(tmp_path, monkeypatch, data):
         assert sorted(late) == sorted(others)
 
 
-def test_what_lacks_somewhere_is_counted_and_listed(runs, labels, tmp_path):
+def test_what_lacks_somewhere_is_counted_and_listed(runs, labels, words, tmp_path):
     rows = [row.split(",") for row in labels.read_text().splitlines()[1:]]
     write_labels(labels, [*rows, ("nobody", "x", 1), ("bad", "y", 1), ("p5", "", 1)][6:])
-    words = [*runs, *COLUMN, "--labels", labels, "--column", "kind"]
-    head("train", *words, "--output", tmp_path / "h")
+    head("train", *runs, *COLUMN, *words)
     one, two = map(str, runs)
     found = table_of(tmp_path / "h" / "missing.tsv")
     assert {row[:2] for row in found} == {("nobody", one), ("bad", one)}
     reasons = {id: reason for id, _, reason in found}
     assert reasons["nobody"] == f"it has no such record (labelled in {labels}:116)"
     assert reasons["bad"].startswith("refused: ")
-    counts = card_of(tmp_path / "h")["counts"]
-    assert counts == {
-        "records": 114,
-        "groups": 114,
-        "missing": 2,
-        "unlabelled": 6,
-        "rows_without_label": 1,
-    }
+    counts = {"records": 114, "groups": 114, "missing": 2, "unlabelled": 6, "rows_without_label": 1}
+    assert card_of(tmp_path / "h")["counts"] == counts
     head("predict", tmp_path / "h", *runs, "--output", tmp_path / "p.tsv")
     ids = [row[0] for row in table_of(tmp_path / "p.tsv")]
     assert ids == [f"p{n}" for n in range(6, 120)]
     found = table_of(tmp_path / "p.missing.tsv")
-    lacking = {row[:2] for row in found}
-    assert len(found) == len(lacking)
-    assert lacking == {
-        *((f"p{n}", two) for n in range(6)),
-        ("only_here", one),
-        ("bad", one),  # and in the other run: once
-    }
+    lacking = [("only_here", one), ("bad", one)]  # the latter in the other run, too: once
+    lacking += [(f"p{n}", two) for n in range(6)]
+    assert sorted(row[:2] for row in found) == sorted(lacking)
     (why,) = (reason for id, _, reason in found if id == "p3")
     assert why.startswith("refused: ")
 
@@ -551,8 +498,7 @@ def test_what_lacks_somewhere_is_counted_and_listed(runs, labels, tmp_path):
 # ---- the recipe ----
 
 
-def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
-    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+def test_features_of_another_recipe_are_refused(runs, words, tmp_path, capfd):
     head("train", runs[0], *COLUMN, *words)
     recipes = [Results(run).find_plan().recipe for run in runs]
     output = ("--output", tmp_path / "p.tsv")
@@ -561,30 +507,25 @@ def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
     assert "(here hydropathy False and not True)" in sentence and "--any-recipe" in sentence
     head("predict", tmp_path / "h", runs[1], *output, "--any-recipe")
     assert len(table_of(tmp_path / "p.tsv")) == 115
-    for more in ((), ("--any-recipe",)):
-        other = ("predict", tmp_path / "h", runs[0], "--vectors", "hydropathy", *output, *more)
-        assert "this head takes 20 numbers (composition), and the features given have 1 " in (
-            refusal(capfd, *other)
-        )
-    both = refusal(capfd, "predict", tmp_path / "h", *runs, *output)
-    assert "this head takes 20 numbers (composition), and 2 are given" in both
-    assert "is no such folder" in refusal(
-        capfd, "predict", tmp_path / "h", tmp_path / "no", *output
-    )
-    assert "there is no head here" in refusal(capfd, "predict", tmp_path, runs[0], *output)
-    assert "are a .tsv or a .parquet" in refusal(
-        capfd, "predict", tmp_path / "h", runs[0], "--output", tmp_path / "p.txt"
-    )
+    takes = "this head takes 20 numbers (composition), and"
+    narrow, column = f"{takes} the features given have 1 ", ("--vectors", "hydropathy")
+    for asked, sentence in (
+        ([tmp_path / "h", runs[0], *column, *output], narrow),
+        ([tmp_path / "h", runs[0], *column, *output, "--any-recipe"], narrow),
+        ([tmp_path / "h", *runs, *output], f"{takes} 2 are given"),
+        ([tmp_path / "h", tmp_path / "no", *output], "is no such folder"),
+        ([tmp_path, runs[0], *output], "there is no head here"),
+        ([tmp_path / "h", runs[0], "--output", "p.txt"], "are a .tsv or a .parquet"),
+    ):
+        assert sentence in refusal(capfd, "predict", *asked)
     (tmp_path / "h" / "head.safetensors").write_bytes(b"")
-    assert "not that in head.json" in refusal(
-        capfd, "predict", tmp_path / "h", runs[0], *output, status=4
-    )
+    said = refusal(capfd, "predict", tmp_path / "h", runs[0], *output, status=4)
+    assert "not that in head.json" in said
 
 
-def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
+def test_two_columns_of_one_run_stand_side_by_side(runs, labels, words, tmp_path):
     labels.write_text("\n".join(labels.read_text().splitlines()[:41]) + "\n")
     columns = [*COLUMN, "--vectors", "hydropathy"]
-    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     head("train", runs[0], runs[0], *columns, *words)
     assert [part["width"] for part in card_of(tmp_path / "h")["features"]] == [20, 1]
     head("predict", tmp_path / "h", runs[0], runs[0], "--output", tmp_path / "p.parquet")
@@ -594,9 +535,8 @@ def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
     np.testing.assert_allclose(found[["score_x", "score_y"]][40:], scores[40:], atol=1e-6, rtol=0)
 
 
-def test_a_run_without_a_table_is_read_from_its_parts(runs, labels, tmp_path):
-    words = (*COLUMN, "--labels", labels, "--column", "kind", "--output", tmp_path / "h")
-    head("train", *runs, *words)
+def test_a_run_without_a_table_is_read_from_its_parts(runs, words, tmp_path):
+    head("train", *runs, *COLUMN, *words)
     bare = [shutil.copytree(run, tmp_path / f"{n}" / "test") for n, run in enumerate(runs)]
     for run in bare:
         merge(Results(run), ["per_protein_h5"], 999)
@@ -611,9 +551,8 @@ def test_a_run_without_a_table_is_read_from_its_parts(runs, labels, tmp_path):
 
 def test_a_head_knows_records_by_their_sequence_and_not_by_their_id():
     """Contigs of every assembly have the same ids."""
-    told = card.HeldOut(
-        ["a", "b"], ["1", "2"], ["x", "y"], ["a", "b"], np.array([[0.9, 0.1], [0.2, 0.8]])
-    )
+    scores = np.array([[0.9, 0.1], [0.2, 0.8]])
+    told = card.HeldOut(["a", "b"], ["1", "2"], ["x", "y"], ["a", "b"], scores)
     pairs = {"a": "7", "c": "2", "d": "9"}  # another a, and b under another name
     run = SimpleNamespace(recipe="r", digests=lambda: pairs.items())
     assert predict.training_rows(told, run) == {"c": 1}
@@ -702,9 +641,8 @@ def test_calibration_finds_scale_and_shift_and_bounds_both():
     assert abs(found.scale - 0.5) < 0.02
     np.testing.assert_allclose(found.shift, shift, atol=0.05)
     apart = np.array([[9.0, 0], [8, 0], [0, 7], [0, 9]]) * 1e3
-    sure = network_of.softmax(
-        network_of.calibration_of(apart, np.array([0, 0, 1, 1])).logits(apart)
-    )
+    found = network_of.calibration_of(apart, np.array([0, 0, 1, 1]))
+    sure = network_of.softmax(found.logits(apart))
     assert np.isfinite(sure).all() and 0.6 < sure[0, 0] < 0.99
     turned = network_of.calibration_of(apart, np.array([1, 1, 0, 0]))  # worse than chance
     assert turned.scale == 0 and np.allclose(turned.shift, 0)
@@ -775,10 +713,8 @@ def test_no_fit_sees_a_copy_of_what_it_is_judged_by():
 def test_a_class_of_which_each_fold_has_copies_is_refused(group):
     ids = [f"S{sample}/{number}" for sample in range(6) for number in range(20)]
     names = [id.partition("/")[2] for id in ids]
-    found = {
-        id: Label("xy"[int(name) % 2], id[:2] if group else id, 0)
-        for id, name in zip(ids, names, strict=True)
-    }
+    pairs = zip(ids, names, strict=True)
+    found = {id: Label("xy"[int(n) % 2], id[:2] if group else id, 0) for id, n in pairs}
     used = SimpleNamespace(file="t.tsv", column="kind", group=group)
 
     def refuse(sha256s):
@@ -797,9 +733,7 @@ def test_an_interval_is_of_groups_and_not_of_their_records():
     values = np.arange(40.0) / 40
 
     def width(groups):
-        (found,) = figures.estimates(
-            lambda w: {"x": np.average(values, weights=w)}, groups
-        ).values()
+        found = figures.estimates(lambda w: {"x": np.average(values, weights=w)}, groups)["x"]
         assert found.value == values.mean()
         return found.high - found.low
 
@@ -870,18 +804,11 @@ GUESSES = "No better than guessing: the 95 % interval of the AUC, "
     ],
 )  # fmt: skip
 def test_what_a_head_is_worth_is_a_warning(auc, gain, accuracy, num_groups, sentence):
-    known = card.Card(
-        kind="logistic",
-        classes=["soil", "sea"],
-        features=[],
-        sha256="",
-        scores={"accuracy": [accuracy, 0.45, 0.69], "auc": auc},
-        guesses={"accuracy": 0.6, "auc": 0.5},
-        accuracy_gain=gain,
-        confusion=[[55, 5], [20, 20]],
-        counts={"groups": num_groups},
-        labels=card.TableUsed(file="l.csv", sha256="", column="kind", group="family"),
-    )
+    about = {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
+    about |= {"scores": {"accuracy": [accuracy, 0.45, 0.69], "auc": auc}, "accuracy_gain": gain}
+    about |= {"guesses": {"accuracy": 0.6, "auc": 0.5}, "confusion": [[55, 5], [20, 20]]}
+    labels = card.TableUsed(file="l.csv", sha256="", column="kind", group="family")
+    known = card.Card(**about, counts={"groups": num_groups}, labels=labels)
     said = " ".join(page.warnings_of(known))
     assert sentence in said and bool(said) == bool(sentence)
 
@@ -933,12 +860,9 @@ def test_an_auc_within_folds_compares_records_of_one_fold():
     scores = np.array([3.0, 1.0, 2.0, 0.0, 9.0, 1.0, 1.0])
     is_positive = np.array([True, False, False, True, True, True, False])
     folds = np.array([0, 0, 0, 0, 1, 2, 2])
-    pairs = [
-        (scores[i] > scores[j]) + (scores[i] == scores[j]) / 2
-        for i in range(7)
-        for j in range(7)
-        if is_positive[i] and not is_positive[j] and folds[i] == folds[j]
-    ]
+    above, same = np.greater.outer(scores, scores), np.equal.outer(scores, scores)
+    compared = np.equal.outer(folds, folds) & np.outer(is_positive, ~is_positive)
+    pairs = (above + same / 2)[compared]
     assert len(pairs) == 5
     once = np.ones(7)
     assert figures.auc(scores, is_positive, folds)(once) == pytest.approx(np.mean(pairs))
@@ -946,18 +870,17 @@ def test_an_auc_within_folds_compares_records_of_one_fold():
     # A weight is how often a record counts.
     times = np.array([2, 0, 1, 3, 1, 2, 1])
     again = np.repeat(np.arange(7), times)
-    assert figures.auc(scores, is_positive, folds)(times.astype(float)) == pytest.approx(
-        figures.auc(scores[again], is_positive[again], folds[again])(np.ones(len(again)))
-    )
+    weighted = figures.auc(scores, is_positive, folds)(times.astype(float))
+    repeated = figures.auc(scores[again], is_positive[again], folds[again])
+    assert weighted == pytest.approx(repeated(np.ones(len(again))))
 
 
 def test_a_column_of_the_same_width_and_recipe_is_another():
     known = card.Part(width=4, column="mean_layer_6", recipe="r")
     head_card = card.Card(kind="logistic", classes=["x", "y"], features=[known], sha256="")
     part = card.Part(width=4, run="run", column="mean_layer_5", recipe="r")
-    with pytest.raises(
-        UserError, match=r"r \(mean_layer_5\), and h was made with r \(mean_layer_6\)"
-    ):
+    sentence = r"r \(mean_layer_5\), and h was made with r \(mean_layer_6\)"
+    with pytest.raises(UserError, match=sentence):
         refuse_other_features([part], head_card, Path("h"), False)
 
 
@@ -971,9 +894,8 @@ def test_a_head_says_the_same_of_features_in_bf16_and_in_fp32():
     groups = np.array([organism for organism, _ in found])
     is_virus = np.array([bool(re.search("virus|phage", organism)) for organism in groups])
     sequences = ["".join(lines.split())[:1022] for _, lines in found]
-    x = {
-        dtype: featuremill.embed(sequences, dtype=dtype, device="cpu") for dtype in ("bf16", "fp32")
-    }
+    embed = partial(featuremill.embed, sequences, device="cpu")
+    x = {dtype: embed(dtype=dtype) for dtype in ("bf16", "fp32")}
     found = chosen_and_fitted(Logistic(), rows_of(x["bf16"], is_virus.astype(int), groups))
     bf16, fp32 = (network_of.logits(found.head, vectors).argmax(1) for vectors in x.values())
     assert len(sequences) == 1000 and (bf16 == fp32).mean() >= 0.995
@@ -1010,12 +932,10 @@ def test_an_interval_counts_no_draw_without_a_figure():
 # ---- the page ----
 
 
-def test_the_page_opens_offline_and_its_figures_can_be_drawn(runs, labels, tmp_path):
+def test_the_page_opens_offline_and_its_figures_can_be_drawn(runs, labels, words, tmp_path):
     name = "<b>x"
-    text = labels.read_text().replace(",x,", f",{name},")
-    labels.write_text(text)
-    words = ("--labels", labels, "--column", "kind", "--group", "family")
-    head("train", runs[0], *COLUMN, *words, "--output", tmp_path / "h")
+    labels.write_text(labels.read_text().replace(",x,", f",{name},"))
+    head("train", runs[0], *COLUMN, *words, "--group", "family")
     text = (tmp_path / "h" / "head.html").read_text("utf-8")
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text) and name not in text
     charts = re.findall(r'id="data-[\w-]+">(.*?)</script>', text, re.DOTALL)
@@ -1026,6 +946,16 @@ def test_the_page_opens_offline_and_its_figures_can_be_drawn(runs, labels, tmp_p
     value, low, high = card_of(tmp_path / "h")["scores"]["accuracy"]
     assert f"accuracy {value:.3f} ({low:.3f}–{high:.3f}; guessing 0.500)" in text
     assert "The Brier score is" in text and "better than guessing" not in text
+
+
+def of_scikit_learn(y, predicted, weight=None):
+    given = {"y_true": y, "y_pred": predicted, "sample_weight": weight}
+    return {
+        "accuracy": metrics.accuracy_score(**given),
+        "balanced_accuracy": metrics.balanced_accuracy_score(**given),
+        "macro_f1": metrics.f1_score(**given, average="macro"),
+        "mcc": metrics.matthews_corrcoef(**given),
+    }
 
 
 @pytest.mark.parametrize("kinds", ["xy", "xxxyz"], ids=["two classes", "three"])
@@ -1039,15 +969,8 @@ def test_the_pages_figures_are_those_of_scikit_learn(runs, tmp_path, kinds):
     scores = told[[f"score_{name}" for name in classes]].to_numpy()
     predicted = np.array(classes)[scores.argmax(1)]
     found = card_of(tmp_path / "h")["scores"]
-    for key, figure in (
-        ("accuracy", metrics.accuracy_score),
-        ("balanced_accuracy", metrics.balanced_accuracy_score),
-        ("mcc", metrics.matthews_corrcoef),
-    ):
-        assert found[key][0] == pytest.approx(figure(told["label"], predicted), abs=1e-12), key
-    assert found["macro_f1"][0] == pytest.approx(
-        metrics.f1_score(told["label"], predicted, average="macro"), abs=1e-12
-    )
+    for key, figure in of_scikit_learn(told["label"], predicted).items():
+        assert found[key][0] == pytest.approx(figure, abs=1e-12), key
     page = (tmp_path / "h" / "head.html").read_text("utf-8")
     for name in classes if len(classes) > 2 else "y":
         score, is_it = told[f"score_{name}"].to_numpy(), (told["label"] == name).to_numpy()
@@ -1093,17 +1016,9 @@ def test_figures_of_a_draw_without_a_class_or_of_one_prediction_are_scikit_learn
             there = [*range(num_classes)]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of classes that are predicted and are not there
-                wanted = {
-                    "accuracy": metrics.accuracy_score(y, said, sample_weight=weight),
-                    "balanced_accuracy": metrics.balanced_accuracy_score(
-                        y, said, sample_weight=weight
-                    ),
-                    "macro_f1": metrics.f1_score(y, said, average="macro", sample_weight=weight),
-                    "mcc": metrics.matthews_corrcoef(y, said, sample_weight=weight),
-                }
-                each = metrics.precision_recall_fscore_support(
-                    y, said, labels=there, sample_weight=weight
-                )
+                wanted = of_scikit_learn(y, said, weight)
+                given = {"labels": there, "sample_weight": weight}
+                each = metrics.precision_recall_fscore_support(y, said, **given)
             assert found == pytest.approx(wanted)
             for name, values in zip(figures.OF_CLASSES, each, strict=False):
                 known = ~np.isnan(of_classes[name])
@@ -1119,10 +1034,8 @@ def every(kind, count=40):
 
 
 XY = every(lambda n: "xy"[n % 2])
-TORN = [
-    (f"p{n}", kind, family)
-    for n, (kind, family) in enumerate(zip("zzzyyyzzxxxzyzyx", "7004467142015645", strict=True))
-]
+KINDS, FAMILIES = "zzzyyyzzxxxzyzyx", "7004467142015645"
+TORN = [(f"p{n}", kind, FAMILIES[n]) for n, kind in enumerate(KINDS)]
 
 
 @pytest.mark.parametrize(
@@ -1162,8 +1075,7 @@ def test_bad_labels_are_one_sentence(runs, tmp_path, capfd, rows, more, sentence
     assert not (tmp_path / "h").exists()
 
 
-def test_a_run_that_is_not_fit_for_it_is_refused(runs, labels, tmp_path, capfd):
-    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+def test_a_run_that_is_not_fit_for_it_is_refused(runs, words, tmp_path, capfd):
     assert "with --vectors." in refusal(capfd, "train", runs[0], *words)
     run = tmp_path / "results" / "test"
     shutil.copytree(runs[0], run)
@@ -1173,13 +1085,10 @@ def test_a_run_that_is_not_fit_for_it_is_refused(runs, labels, tmp_path, capfd):
     (run / "partial" / "manifest.json").write_text(json.dumps(delivery))
     shutil.copy2(run / "embeddings.parquet", run / "partial")
     (run / "manifest.json").unlink()
-    assert "there are no complete results of this run yet" in refusal(
-        capfd, "train", run, *COLUMN, *words
-    )
+    sentence = "there are no complete results of this run yet"
+    assert sentence in refusal(capfd, "train", run, *COLUMN, *words)
     shutil.rmtree(run / "partial")
-    assert "there are no complete results of this run yet" in refusal(
-        capfd, "train", run, *COLUMN, *words
-    )
+    assert sentence in refusal(capfd, "train", run, *COLUMN, *words)
     below = [*words[:-1], run / "plan.json" / "h"]
     assert "plan.json: this is a file; a head is" in refusal(capfd, "train", run, *below)
     (tmp_path / "h").mkdir()
@@ -1187,32 +1096,27 @@ def test_a_run_that_is_not_fit_for_it_is_refused(runs, labels, tmp_path, capfd):
     assert "holds 'thesis.docx'" in refusal(capfd, "train", runs[0], *COLUMN, *words)
 
 
-def test_a_number_that_is_none_is_refused_with_its_record(runs, labels, tmp_path, capfd):
+def test_a_number_that_is_none_is_refused_with_its_record(runs, words, tmp_path, capfd):
     run = tmp_path / "results" / "test"
     shutil.copytree(runs[1], run)
     matrix = np.load(run / "embeddings.npy")
     matrix[7, 3] = np.inf
     np.save(run / "embeddings.npy", matrix)
-    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     sentence = refusal(capfd, "train", run, *COLUMN, *words)
     (id,) = pd.read_parquet(run / "embeddings.parquet")["id"][7:8]
     assert f"the vector of record {id!r} in composition has a number that is not finite" in sentence
 
 
-def test_without_torch_training_says_so(runs, labels, tmp_path, capfd, monkeypatch):
-    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
-    with monkeypatch.context() as patch:
-        patch.setattr("featuremill.workload.find_spec", lambda name: None)
-        assert "pip install 'featuremill[esm2]'" in refusal(
-            capfd, "train", runs[0], *COLUMN, *words
-        )
+def test_without_torch_training_says_so(runs, words, capfd, monkeypatch):
+    monkeypatch.setattr("featuremill.workload.find_spec", lambda name: None)
+    said = refusal(capfd, "train", runs[0], *COLUMN, *words)
+    assert "pip install 'featuremill[esm2]'" in said
 
 
 @pytest.mark.parametrize("suffix", [".tsv.gz", ".parquet"])
 def test_labels_may_be_of_any_kind_of_table(runs, tmp_path, suffix):
-    frame = pd.DataFrame(
-        {"id": [f"p{n}" for n in range(60)], "is_y": [n % 2 == 1 for n in range(60)]}
-    )
+    of = range(60)
+    frame = pd.DataFrame({"id": [f"p{n}" for n in of], "is_y": [n % 2 == 1 for n in of]})
     path = tmp_path / f"labels{suffix}"
     frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, sep="\t", index=False)
     words = ("--labels", path, "--column", "is_y", "--output", tmp_path / "h")
@@ -1221,8 +1125,7 @@ def test_labels_may_be_of_any_kind_of_table(runs, tmp_path, suffix):
     assert card_of(tmp_path / "h")["classes"] == wanted
 
 
-def test_what_was_typed_before_the_act_stands(runs, labels, tmp_path, capfd):
-    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+def test_what_was_typed_before_the_act_stands(runs, words, capfd):
     for order in (("-q", "train"), ("train", "-q")):
         assert __main__.main(["head", *order, *map(str, [runs[0], *COLUMN, *words])]) == 0
         assert capfd.readouterr().err == ""
@@ -1242,14 +1145,12 @@ def test_the_rules_train_and_predict(runs, labels, tmp_path, environment):
     known = {"folder": "theirs", "any_recipe": True, "predict": {"old": two}, **vectors}
     heads = {"kind": {**trained, "predict": {"again": one}}, "theirs": known}
     config = {"run": "my", "inputs": "few.fa", "workload": "composition", "heads": heads}
-    (tmp_path / "config.yaml").write_text(json.dumps(config))
     desk = Desk(tmp_path, environment)
-    desk.type("featuremill", "run", "config.yaml", "--cores", "2")
+    desk.compute(config)
     made = tmp_path / "results/my"
     rows = {path.name: len(table_of(path)) for path in sorted(made.glob("predictions/*.tsv"))}
     missing = {name: rows.pop(name) for name in [*rows] if ".missing." in name}
     assert rows == {"kind.tsv": 120, "kind.again.tsv": 120, "theirs.tsv": 30, "theirs.old.tsv": 115}
     assert missing.keys() == {name.replace(".tsv", ".missing.tsv") for name in rows}
     assert card_of(made / "heads/kind")["labels"]["group"] == "family"
-    said = desk.type("featuremill", "run", "config.yaml", "--cores", "2").text
-    assert "Nothing to be done" in said
+    assert "Nothing to be done" in desk.compute(config)

@@ -2,33 +2,23 @@
 
 import csv
 import json
-import logging
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import read_sealed, write_sealed
 from programs import Desk, Verbs, fasta
 from test_heads import COLUMN, computed, head, proteins, refusal, table_of, write_labels
 
-from featuremill.merge.command import merge
 from featuremill.steps.heads import computed as computed_of
-from featuremill.steps.heads import figures
 from featuremill.store.files import read_json
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 TWICE = [("twice", "ACDEFGHIKL"), ("twice", "ACDEFGHIKL"), ("two", "MKVL"), ("two", "MKVLA")]
 ODD = [("bad", "MK*LA"), ("empty", ""), ("x|a b", "MKTAYJAKQRQ"), ("lower", "mktayiakqrq")]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(figures, "RESAMPLES", 50)
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +45,7 @@ def predicted(folder, name, *words, suffix=".tsv"):
 def test_a_file_is_predicted_as_a_run_of_it_and_each_record_is_accounted_for(
     trained, tmp_path, environment, name, capfd
 ):
-    given = [
-        *proteins(9, seed=3),
-        *TWICE,
-        *ODD,
-        *proteins(13)[9:],
-    ]  # the last ones it was trained on
+    given = [*proteins(9, seed=3), *TWICE, *ODD, *proteins(13)[9:]]  # it was trained on the last
     path = tmp_path / "new.fasta"
     path.write_text(fasta(given))
     run = computed(tmp_path, environment, given)
@@ -69,10 +54,8 @@ def test_a_file_is_predicted_as_a_run_of_it_and_each_record_is_accounted_for(
     by_file, others = predicted(tmp_path, "file", trained / name, path)
     said = capfd.readouterr().err
     assert by_file == by_run
-    said_of_run = str(without).replace(
-        read_json(run / "manifest.json")["inputs"][0]["path"], str(path)
-    )
-    assert str(others) == said_of_run and others
+    inputs = read_json(run / "manifest.json")["inputs"]
+    assert str(others) == str(without).replace(inputs[0]["path"], str(path)) and others
     rows = [*csv.DictReader(by_file.decode().splitlines(), delimiter="\t")]
     assert len(rows) + len(others) + 1 == len(given), "one is there twice"
     assert sum(row["seen_in_training"] == "yes" for row in rows) == 4
@@ -102,9 +85,7 @@ def test_no_record_of_a_file_gets_anothers_vector(trained, tmp_path, data):
         return
     (found,) = computed_of.open_computed(trained / "one", path, [part], computed_of.Choices())
     ((ids, vectors),) = found.blocks()
-    assert ids == [
-        id for id in dict.fromkeys(id for id, text in given if text.isalpha()) if id in good
-    ]
+    assert ids == [*dict.fromkeys(id for id, text in given if text.isalpha() and id in good)]
     letters = "ACDEFGHIKLMNPQRSTVWY"
     for id, vector in zip(ids, vectors, strict=True):
         wanted = [good[id].count(letter) / len(good[id]) for letter in letters]
@@ -122,8 +103,7 @@ def esm2(tmp_path_factory, environment):
     verbs("weights", "mill_t6_8M", "--output", "weights/mill_t6_8M.json")
     more = ["--weights", "weights/mill_t6_8M.json"]
     options = {"long": "chunk", "max_residues": 40, "chunk_overlap": 8}
-    verbs.extract(verbs.plan(proteins(24), "esm2", options, 100_000, more))
-    merge(verbs.run_folder, ["parquet"], 0)
+    verbs.merged(proteins(24), "esm2", options, 100_000, more)
     rows = [(f"p{n}", "xy"[n % 2], n) for n in range(24)]
     labels = write_labels(folder / "labels.csv", rows)
     words = ["--labels", labels, "--column", "kind", "--output", folder / "h"]
@@ -131,21 +111,16 @@ def esm2(tmp_path_factory, environment):
     return verbs, options
 
 
-def test_a_model_gives_the_bits_of_a_run_and_no_other_one_is_taken(
-    esm2, tmp_path, capfd, environment
-):
+def test_a_model_gives_the_bits_of_a_run_and_no_other_one_is_taken(esm2, tmp_path, capfd):
     verbs, options = esm2
     given = proteins(11, seed=5)
     path = tmp_path / "new.fasta"
     path.write_text(fasta(given))
     (tmp_path / "run").mkdir()
-    other = Verbs(
-        tmp_path / "run", environment | {"FEATUREMILL_CACHE": str(verbs.folder / "cache")}
-    )
+    other = Verbs(tmp_path / "run", verbs.environment)
     weights = verbs.folder / "weights" / "mill_t6_8M.json"
-    other.extract(other.plan(given, "esm2", options, 100_000, ["--weights", weights]))
-    merge(other.run_folder, ["parquet"], 0)
-    by_run, _ = predicted(tmp_path, "run", verbs.folder / "h", other.run_folder.root)
+    run = other.merged(given, "esm2", options, 100_000, ["--weights", weights])
+    by_run, _ = predicted(tmp_path, "run", verbs.folder / "h", run)
     by_file, _ = predicted(tmp_path, "file", verbs.folder / "h", path)
     assert by_file == by_run
     # The head alone, elsewhere: weights are named; others are refused.
@@ -187,8 +162,6 @@ def test_what_cannot_be_computed_is_one_sentence(trained, tmp_path, capfd):
 def test_new_proteins_are_classified_by_what_is_installed(trained, tmp_path, environment):
     """From an empty folder: only the head and the file."""
     (tmp_path / "new.fasta").write_text(fasta(proteins(3, seed=1)))
-    desk = Desk(tmp_path, environment)
-    desk.type(
-        "featuremill", "head", "predict", str(trained / "one"), "new.fasta", "--output", "p.tsv"
-    )
+    words = ("head", "predict", trained / "one", "new.fasta", "--output", "p.tsv")
+    Desk(tmp_path, environment).type("featuremill", *words)
     assert [row[0] for row in table_of(tmp_path / "p.tsv")] == ["p0", "p1", "p2"]

@@ -1,23 +1,18 @@
 """head train --task per_residue: a letter for each residue, judged by records of groups that the
 head did not see, or one sentence."""
 
-import json
-import logging
-
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from conftest import PLUGINS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Desk, Verbs, fasta
 from safetensors.numpy import load_file
-from test_heads import card_of, head, refusal, table_of
+from test_heads import bytes_of, card_of, forward, head, refusal, table_of, write_labels
 
-from featuremill.merge.command import merge
 from featuremill.step import Project
-from featuremill.steps.heads import Head, classes_of, figures, problems_of_records, residues
+from featuremill.steps.heads import Head, classes_of, problems_of_records, residues
 from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.examples import Examples
 from featuremill.steps.heads.fitting import Logistic
@@ -31,19 +26,14 @@ WORDS = ["--task", "per_residue", "--vectors", "residues"]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(figures, "RESAMPLES", 100)
+def quick(few_draws, monkeypatch):
     monkeypatch.setattr(Logistic, "settings", (1e-2, 1e-4))
-    torch.set_num_threads(1)
 
 
 def proteins(count, seed=0):
-    rng = np.random.default_rng(seed)
-    letters = list("ACDEFGHIKLMNPQRSTVY")
-    return [
-        (f"p{seed}.{n}", "".join(rng.choice(letters, rng.integers(5, 40)))) for n in range(count)
-    ]
+    rng, letters = np.random.default_rng(seed), list("ACDEFGHIKLMNPQRSTVY")
+    drawn = ("".join(rng.choice(letters, rng.integers(5, 40))) for _ in range(count))
+    return [(f"p{seed}.{n}", sequence) for n, sequence in enumerate(drawn)]
 
 
 def states(sequence):
@@ -59,8 +49,7 @@ LABELLED = [*proteins(24), TWIN]
 def verbs(tmp_path_factory, environment):
     """Return the verbs of a finished run of several parts; one record failed, one was refused."""
     verbs = Verbs(tmp_path_factory.mktemp("run"), environment)
-    verbs.extract(verbs.plan(RECORDS, "residues", {}, cost=200))
-    merge(verbs.run_folder, ["parquet"], len(RECORDS))
+    verbs.merged(RECORDS, "residues", cost=200)
     return verbs
 
 
@@ -74,11 +63,6 @@ def fasta_of(path, rows):
     return path
 
 
-def write_table(path, rows, head="id,ss,family"):
-    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]) + "\n")
-    return path
-
-
 def trained(run, folder, labels, *more, name="h"):
     head("train", run, *WORDS, "--labels", labels, *more, "--output", folder / name)
     return folder / name
@@ -86,12 +70,8 @@ def trained(run, folder, labels, *more, name="h"):
 
 def scores_of(tensors, vectors, prefix=""):
     """Return the forward pass, computed in another way."""
-    part = {
-        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
-    }
-    z = (vectors.astype(np.float64) - part["mean"]) / part["scale"]
-    powers = np.exp(z @ part["weight"].T + part["bias"])
-    return powers / powers.sum(1, keepdims=True)
+    names = ("mean", "scale", "weight", "bias")
+    return forward({name: tensors[prefix + name] for name in names}, vectors)
 
 
 def test_residues_get_the_letters_of_the_forward_pass_or_held_out_ones(run, tmp_path, verbs):
@@ -111,18 +91,15 @@ def test_residues_get_the_letters_of_the_forward_pass_or_held_out_ones(run, tmp_
     assert [id for id, _, _ in rows] == [id for id, _ in RECORDS if id not in ("fails", "bad")]
     scores = pd.read_parquet(tmp_path / "q.parquet").set_index("id")
     for id, found, seen in rows:
-        prefix = f"fold_{fold_of[id]}." if id in fold_of else ""
-        plain = {k: v for k, v in tensors.items() if "." not in k} if not prefix else tensors
-        wanted = scores_of(plain, vectors_of(text_of[id].encode()), prefix)
         if id in ("twin", "p0.0"):  # of copies, the head of either fold, which saw neither
             continue
+        prefix = f"fold_{fold_of[id]}." if id in fold_of else ""
+        wanted = scores_of(tensors, vectors_of(text_of[id].encode()), prefix)
         assert found == "".join("CEH"[number] for number in wanted.argmax(1)), id
         assert seen == ("yes" if id in fold_of else "no")
-        for number, letter in enumerate("CEH"):
-            np.testing.assert_allclose(
-                scores.loc[id, f"score_{letter}"], wanted[:, number], atol=1e-6
-            )
-        if id in fold_of and id not in ("twin", "p0.0"):
+        for letter, column in zip("CEH", wanted.T, strict=True):
+            np.testing.assert_allclose(scores.loc[id, f"score_{letter}"], column, atol=1e-6)
+        if id in fold_of:
             assert found == told.set_index("id").loc[id, "predicted"]
     assert {id for id, *_ in table_of(tmp_path / "p.missing.tsv")} == {"fails", "bad"}
     true, predicted = "".join(told["label"]), "".join(told["predicted"])
@@ -132,9 +109,9 @@ def test_residues_get_the_letters_of_the_forward_pass_or_held_out_ones(run, tmp_
     assert about["guesses"]["accuracy"] < low and about["scores"]["mcc"][1] > 0.4
     assert sum(map(sum, about["confusion"])) == about["counts"]["residues"] == len(true)
     assert "Each class" in (folder / "head.html").read_text()
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = bytes_of(folder)
     trained(run, tmp_path, labels)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert bytes_of(folder) == before
     # A file of new and old records: the letters of the run.
     some = [*proteins(8, seed=1), *proteins(24)[5:9], ("bad", "MK1")]
     fasta_of(tmp_path / "new.fasta", some)
@@ -145,21 +122,17 @@ def test_residues_get_the_letters_of_the_forward_pass_or_held_out_ones(run, tmp_
     assert table_of(output) == [by_run[id] for id, _ in some[:-1]]
     missing = {id: reason for id, _, reason in table_of(tmp_path / "f.missing.tsv")}
     assert missing.keys() == {"bad"} and missing["bad"].startswith("refused: ")
-    assert pd.read_parquet(scores)["score_H"].map(len).tolist() == [
-        len(text) for _, text in some[:-1]
-    ]
+    lengths = pd.read_parquet(scores)["score_H"].map(len).tolist()
+    assert lengths == [len(text) for _, text in some[:-1]]
 
 
 def test_a_column_groups_and_a_mask(run, tmp_path):
     rows = [(id, "?" + states(text)[1:], n // 4) for n, (id, text) in enumerate(LABELLED)]
-    labels = write_table(tmp_path / "l.csv", [*rows, ("fails", "CCCC", 0)])
+    labels = write_labels(tmp_path / "l.csv", [*rows, ("fails", "CCCC", 0)], "id,ss,family")
     words = ["--column", "ss", "--group", "family", "--mask", "?"]
     about = card_of(trained(run, tmp_path, labels, *words))
-    assert about["counts"]["residues_masked"] == len(LABELLED) and about["classes"] == [
-        "C",
-        "E",
-        "H",
-    ]
+    assert about["counts"]["residues_masked"] == len(LABELLED)
+    assert about["classes"] == ["C", "E", "H"]
     assert about["counts"]["groups"] == 7 and about["counts"]["missing"] == 1
     told = pd.read_parquet(tmp_path / "h" / "held_out.parquet")
     assert (told.groupby("group")["fold"].nunique() == 1).all() and told["fold"].nunique() == 5
@@ -251,8 +224,7 @@ LETTERS = [(id, states(text)) for id, text in LABELLED]
     ],
 )  # fmt: skip
 def test_labels_that_cannot_be_used_are_one_sentence(run, tmp_path, capfd, rows, more, sentence):
-    labels = tmp_path / "l.fasta"
-    labels.write_text("".join(f">{id}\n{text}\n" for id, text in rows))
+    labels = fasta_of(tmp_path / "l.fasta", rows)
     words = ["train", run, *WORDS, "--labels", labels, *more, "--output", tmp_path / "h"]
     assert sentence in refusal(capfd, *words)
     assert not (tmp_path / "h").exists()
@@ -295,8 +267,7 @@ def test_a_config_has_labels_of_residues(run, tmp_path, environment):
     desk = Desk(tmp_path, environment)
 
     def typed(status=0, **more):
-        (tmp_path / "c.yaml").write_text(json.dumps({**config, "heads": {"ss": {**ss, **more}}}))
-        return desk.type("featuremill", "run", "c.yaml", "--cores", "1", status=status).text
+        return desk.compute({**config, "heads": {"ss": {**ss, **more}}}, status=status)
 
     assert "mask is of residues" in typed(2, task="classification", column="a", mask="?")
     fasta_of(tmp_path / "l.fasta", [*LETTERS[:5], (LETTERS[5][0], "H" * 99)])
@@ -309,7 +280,5 @@ def test_a_config_has_labels_of_residues(run, tmp_path, environment):
     rows = table_of(tmp_path / "results/my/predictions/ss.tsv")
     assert [id for id, *_ in rows] == [id for id, _ in RECORDS if id not in ("fails", "bad")]
     assert "Nothing to be done" in typed()
-    known = {**config, "heads": {"known": {"folder": "results/my/heads/ss"}}}
-    (tmp_path / "c.yaml").write_text(json.dumps(known))
-    desk.type("featuremill", "run", "c.yaml", "--cores", "1")
+    desk.compute({**config, "heads": {"known": {"folder": "results/my/heads/ss"}}})
     assert table_of(tmp_path / "results/my/predictions/known.tsv") == rows

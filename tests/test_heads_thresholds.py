@@ -1,17 +1,15 @@
 """head train --threshold: unseen records reach what is asked for, or there is one sentence."""
 
 import json
-import logging
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from programs import Desk, fasta
 from test_heads import COLUMN, card_of, computed, head, proteins, refusal, write_labels
 
 from featuremill.base.errors import UserError
-from featuremill.steps.heads import figures, page, threshold, train
+from featuremill.steps.heads import page, threshold, train
 from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.fitting import (
     Logistic,
@@ -23,12 +21,7 @@ from featuremill.steps.heads.fitting import (
 from featuremill.steps.heads.section import Wanted
 from featuremill.steps.heads.threshold import choose, decided
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(figures, "RESAMPLES", 50)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 def plain(score, is_it, of, level):
@@ -104,9 +97,7 @@ def test_random_labels_reach_no_precision():
     rng = np.random.default_rng(1)
     y = (rng.random(300) < 0.1).astype(np.int64)
     rows = rows_of(rng.normal(size=(300, 8)), y)
-    with pytest.raises(
-        UserError, match=r"here: no threshold has a precision of 0.95 for 'b': on held"
-    ):
+    with pytest.raises(UserError, match=r"here: no threshold has a precision of 0.95 for 'b': on"):
         measured(rows, Wanted("b", "precision", 0.95))
 
 
@@ -153,8 +144,7 @@ def test_the_threshold_is_in_the_card_and_decides_predictions(run, tmp_path):
     ],
 )
 def test_what_cannot_be_chosen_is_one_sentence(run, tmp_path, capfd, words, sentence):
-    labels = labelled(tmp_path / "l.csv")
-    rng = np.random.default_rng(0)
+    rng, labels = np.random.default_rng(0), tmp_path / "l.csv"
     write_labels(labels, [(f"p{n}", rng.choice(["x", "y"]), n) for n in range(100)])
     words = [run, *COLUMN, "--labels", labels, "--column", "kind", *words]
     assert sentence in refusal(capfd, "train", *words, "--output", tmp_path / "h")
@@ -167,11 +157,10 @@ def test_a_config_has_a_threshold_and_another_one_trains_anew(run, tmp_path, env
     trained = {"labels": "l.csv", "column": "kind", "of": str(run), "vectors": "composition"}
     config = {"run": "my", "inputs": "few.fa", "workload": "composition"}
     desk = Desk(tmp_path, environment)
-    path = tmp_path / "c.yaml"
 
     def typed(cut, status=0):
-        path.write_text(json.dumps({**config, "heads": {"k": {**trained, "threshold": cut}}}))
-        return desk.type("featuremill", "run", "c.yaml", "--cores", "1", status=status).text
+        heads = {"k": {**trained, "threshold": cut}}
+        return desk.compute({**config, "heads": heads}, status=status)
 
     typed({"class": "y", "recall": 0.9})
     card = tmp_path / "results/my/heads/k/head.json"
@@ -180,8 +169,7 @@ def test_a_config_has_a_threshold_and_another_one_trains_anew(run, tmp_path, env
     assert "Nothing to be done" in typed({"class": "y", "recall": 0.9})
     typed({"class": "x", "recall": 0.5})
     assert json.loads(card.read_text())["threshold"]["class_name"] == "x"
-    assert "no record with features has the label 'z', which the threshold is for" in typed(
-        {"class": "z", "recall": 0.5}, 2
-    )
+    said = typed({"class": "z", "recall": 0.5}, 2)
+    assert "no record with features has the label 'z', which the threshold is for" in said
     assert "above 0, at most 1" in typed({"class": "y"}, 2)
     assert "threshold" in typed({"class": "y", "recall": 0.5, "precision": 0.5}, 2)

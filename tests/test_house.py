@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -18,6 +17,7 @@ import yaml
 from house import PACKAGE, ROOMS, modules, room_of, targets_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from programs import ran
 
 import featuremill
 from featuremill.base import environment
@@ -44,13 +44,8 @@ PINS = dict(
     for line in (ROOT / "constraints.txt").read_text().splitlines()
     if not line.startswith("#")
 )
-CONDA_NAMES = {
-    "mne-base": "mne",
-    "opentsne": "openTSNE",
-    "python-xxhash": "xxhash",
-    "pytorch": "torch",
-    "snakemake-minimal": "snakemake",
-}
+CONDA_NAMES = {"mne-base": "mne", "opentsne": "openTSNE", "python-xxhash": "xxhash"}
+CONDA_NAMES |= {"pytorch": "torch", "snakemake-minimal": "snakemake"}
 NOT_IN_FAST_TESTS = {canonicalize_name(needed.name) for needed in EXTRAS["test_clusters"]}
 FOR_ONE_GPU = re.compile(r"(nvidia|cuda)\b")
 WITH_TORCH_ON_CUDA = {"triton"}
@@ -78,20 +73,15 @@ def modules_of(distribution):
     name = canonicalize_name(distribution)
     if name in NOT_IN_FAST_TESTS:
         return {name.replace("-", "_")}
-    return {
-        module
-        for module, owners in packages_distributions().items()
-        if name in map(canonicalize_name, owners)
-    }
+    owners_of = packages_distributions().items()
+    return {module for module, owners in owners_of if name in map(canonicalize_name, owners)}
 
 
 def files():
     """Yield the project's files: what git has, or where there is no git, what it would take."""
     if (ROOT / ".git").exists():
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
-        )
-        paths = (ROOT / name for name in listed.stdout.decode().split("\0")[:-1])
+        listed = ran("git", "ls-files", "-z", cwd=ROOT, check=True).stdout
+        paths = (ROOT / name for name in listed.split("\0")[:-1])
         yield from (path for path in paths if path.is_file())
         return
     lines = (ROOT / ".gitignore").read_text().split()
@@ -157,6 +147,10 @@ def test_an_import_is_declared(folder, declared):
     assert imports_of(folder) <= set(sys.stdlib_module_names) | ours | provided
 
 
+def test_nothing_of_the_benchmark_is_found_in_tests():
+    assert "tests" not in imports_of("bench") and "numpy" in imports_of("bench")
+
+
 def test_constraints_pin_everything_that_is_installed_and_nothing_for_one_kind_of_gpu():
     everything = requirements_below([*COMPUTING, *EXTRAS["test"]])
     pinned = set(map(canonicalize_name, PINS))
@@ -171,12 +165,8 @@ def test_constraints_pin_everything_that_is_installed_and_nothing_for_one_kind_o
 def test_pins_lie_within_the_declared_bounds():
     pins = {canonicalize_name(name): version for name, version in PINS.items()}
     declared = [*CORE, *(needed for extra in EXTRAS.values() for needed in extra)]
-    outside = {
-        str(needed)
-        for needed in declared
-        if pins[canonicalize_name(needed.name)] not in needed.specifier
-    }
-    assert outside == set()
+    outside = [n for n in declared if pins[canonicalize_name(n.name)] not in n.specifier]
+    assert outside == []
 
 
 def yaml_of(place):
@@ -306,16 +296,13 @@ OF_TESTS = {"FEATUREMILL_CHAOS_KILLS", "FEATUREMILL_CHAOS_SEED"}
 
 
 def names_the_environment(text):
+    names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
-            names = {node.attr}
+            names.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and node.module == "os":
-            names = {alias.name for alias in node.names}
-        else:
-            continue
-        if names & OF_THE_ENVIRONMENT:
-            return True
-    return False
+            names |= {alias.name for alias in node.names}
+    return bool(names & OF_THE_ENVIRONMENT)
 
 
 def test_one_module_reads_the_environment():
@@ -387,22 +374,15 @@ def test_each_workload_and_output_is_registered_and_what_is_installed_knows_it()
         registered = PROJECT["entry-points"][f"featuremill.{kind}"]
         assert {f"featuremill.{name}" for name in names} == set(registered.values())
         assert all(place.endswith(f".{name}") for name, place in registered.items())
-        installed = metadata.distribution("featuremill").entry_points.select(
-            group=f"featuremill.{kind}"
-        )
-        assert {point.name: point.value for point in installed} == registered, (
-            "type: pip install --no-deps -e ."
-        )
+        points = metadata.distribution("featuremill").entry_points
+        installed = {each.name: each.value for each in points.select(group=f"featuremill.{kind}")}
+        assert installed == registered, "type: pip install --no-deps -e ."
 
 
 def test_the_core_names_the_default_workload_once():
-    core = {
-        name: text
-        for name, text in modules().items()
-        if name.partition(".")[0] not in ("workloads", "steps")
-    }
-    found = {name: text.count("esm2") for name, text in core.items() if "esm2" in text}
-    assert found == {"workload": 1}
+    found = {name: text.count("esm2") for name, text in modules().items() if "esm2" in text}
+    core = [name for name in found if name.partition(".")[0] not in ("workloads", "steps")]
+    assert {name: found[name] for name in core} == {"workload": 1}
 
 
 def test_rooms_import_only_what_they_may():
@@ -434,9 +414,8 @@ def test_each_unit_keeps_its_limit(what):
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
 def test_each_commit_that_raises_a_limit_says_why():
-    assert list(house.unexplained_raises()) == [], (
-        "add a line `raises: <unit> <why>` to its message"
-    )
+    found = list(house.unexplained_raises())
+    assert found == [], "add a line `raises: <unit> <why>` to its message"
 
 
 @pytest.mark.parametrize(
@@ -532,15 +511,12 @@ def test_no_fast_test_sleeps_or_looks_at_a_clock():
         ("from time import sleep", ["x.py::"]),
         ("import time\n\nnow = time.time", ["x.py::"]),
         ("import time\n\n@pytest.mark.slow\ndef test(): time.sleep(1)", []),
-        (
-            "import time\n\n@parametrize(n=[pytest.param(1, marks=pytest.mark.slow)])\n"
-            "def test(n): time.sleep(n)",
-            ["x.py::test"],
-        ),
+        ("import time\n\n@parametrize(n=[pytest.param(1, marks=pytest.mark.slow)])\ndef test(n): "
+         "time.sleep(n)", ["x.py::test"]),
         ("import time\n\npytestmark = [pytest.mark.gpu]\n\ndef test(): time.sleep(1)", []),
         ("import time\n\ndef test(): return time.strftime('%Y', time.gmtime(0))", []),
     ],
-)
+)  # fmt: skip
 def test_clocks_are_found(text, found, tmp_path):
     (tmp_path / "x.py").write_text(text)
     assert list(clocks_in(tmp_path / "x.py")) == found
@@ -559,9 +535,7 @@ def make(folder, *arguments, **environment):
         (folder / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
     ours = ("MAKE", "MFLAGS", "PIP_", "PYTHON")
     clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-    return subprocess.run(
-        ["make", *arguments], cwd=folder, env=clean | environment, capture_output=True, text=True
-    )
+    return ran("make", *arguments, cwd=folder, env=clean | environment)
 
 
 def program(path, *lines):
@@ -579,16 +553,11 @@ def test_make_lists_every_command(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        (
-            ['[ "$1" = --version ] && echo Python 3.10.2', 'case "$2" in *_info*) exit 1; esac'],
-            "featuremill needs Python 3.11 or newer, but './python --version' says: Python 3.10.2. "
-            "Install one and name it, as in: make run PYTHON=python3.12",
-        ),
-        (
-            ['case "$2" in *ensurepip*) exit 1; esac'],
-            "./python comes without its venv module; install it (Debian, Ubuntu: "
-            "apt install python3-venv) or uv.",
-        ),
+        (['[ "$1" = --version ] && echo Python 3.10.2', 'case "$2" in *_info*) exit 1; esac'],
+         "featuremill needs Python 3.11 or newer, but './python --version' says: Python 3.10.2. "
+         "Install one and name it, as in: make run PYTHON=python3.12"),
+        (['case "$2" in *ensurepip*) exit 1; esac'], "./python comes without its venv module; "
+         "install it (Debian, Ubuntu: apt install python3-venv) or uv."),
     ],
 )  # fmt: skip
 def test_make_says_in_a_sentence_what_python_lacks(tmp_path, lines, sentence):
@@ -615,9 +584,8 @@ def test_an_install_is_made_once_and_again_when_the_pins_change(tmp_path):
     (tmp_path / ".venv/bin").mkdir(parents=True)
     program(tmp_path / ".venv/bin/python", 'case "$*" in *install*) echo "$@" >> calls;; esac')
     for target in ("run", ".venv/.test", "run"):
-        assert (
-            make(tmp_path, "-o", "pyproject.toml", "-o", "constraints.txt", target).returncode == 0
-        )
+        made = make(tmp_path, "-o", "pyproject.toml", "-o", "constraints.txt", target)
+        assert made.returncode == 0
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [call.split()[-1] for call in calls] == [".[esm2]", ".[esm2,remote,test]"]
     later = (tmp_path / ".venv/.test").stat().st_mtime + 5
@@ -630,11 +598,7 @@ def test_every_extra_that_people_are_told_to_install_is_spelled_as_pip_wants_it(
     """pip before 23.3 knows no other spelling, and then installs nothing with status 0."""
     extras = set(PROJECT["optional-dependencies"])
     assert {canonicalize_name(extra) for extra in extras} == extras
-    asked = {
-        extra
-        for page in files()
-        if page.suffix in (".md", ".py")
-        for found in re.findall(r"featuremill\[([\w,-]+)\]", page.read_text("utf-8"))
-        for extra in found.split(",")
-    }
+    texts = [page.read_text("utf-8") for page in files() if page.suffix in (".md", ".py")]
+    found = re.findall(r"featuremill\[([\w,-]+)\]", "\n".join(texts))
+    asked = {extra for extras in found for extra in extras.split(",")}
     assert asked and asked <= extras

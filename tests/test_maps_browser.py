@@ -1,23 +1,15 @@
 """The map of a report as people use it, in a headless Chromium that reaches no network."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from browser import CHROMIUM, Tab, browser
+from browser import browser, needs_chromium
 from report_runs import FakeRun, make
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 NUMBER = 10_000
 HOSTILE = "</script><img src=x onerror=console.error(1)>"
 DRAWN = "document.querySelector('[data-map]').dataset.drawn"
@@ -39,10 +31,9 @@ COUNT = """((colour) => { const canvas = document.querySelector(".map-canvas");
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = FakeRun(ok=NUMBER, ids="sp|P{0:05d}|FAKE_{0}", width=32).write(
-        tmp_path_factory.mktemp("map") / "demo"
-    )
+def page(tmp_path_factory):
+    run = FakeRun(ok=NUMBER, ids="sp|P{0:05d}|FAKE_{0}", width=32)
+    root = run.write(tmp_path_factory.mktemp("map") / "demo")
     table = pq.read_table(root / "embeddings.parquet")
     texts = [f"protein number {n} OS=Organism {n % 40} OX=1" for n in range(NUMBER)]
     texts[77] = f"odd {HOSTILE} [Odd]"
@@ -54,37 +45,35 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def tab(tmp_path_factory):
     with browser(tmp_path_factory.mktemp("chromium")) as tab:
         yield tab
 
 
-def opened(tab: Tab, page: Path, **window: Any) -> None:
+def opened(tab, page, **window):
     tab.open(page, **window)
     assert tab.wait(DRAWN) == str(NUMBER)
     tab.value("document.querySelector('.map-canvas').scrollIntoView({block: 'center'})")
 
 
-def typed(tab: Tab, text: str) -> str:
+def typed(tab, text):
     """Type into the box; return what it says of the matches."""
     tab.value(f"document.querySelector('.map-search').value = {text!r}")
     tab.value("document.querySelector('.map-search').dispatchEvent(new Event('input'))")
     return tab.value("document.querySelector('.map-found').textContent")
 
 
-def card(tab: Tab) -> str:
+def card(tab):
     return tab.value("document.querySelector('.map-card').innerText")
 
 
-def place_of(tab: Tab, number: int) -> list[float]:
-    return tab.value(
-        f"""(() => {{ const map = document.querySelector("[data-map]"), at = map.pointAt({number});
-        const box = map.querySelector("canvas").getBoundingClientRect();
-        return [box.left + at[0], box.top + at[1]]; }})()"""
-    )
+def place_of(tab, number):
+    return tab.value(f"""(() => {{ const map = document.querySelector("[data-map]");
+        const box = map.querySelector("canvas").getBoundingClientRect(), at = map.pointAt({number});
+        return [box.left + at[0], box.top + at[1]]; }})()""")
 
 
-def alone(tab: Tab) -> int:
+def alone(tab):
     """Return the number of a point that has room around it, and so is the one that is met."""
     return tab.value("""(() => { const map = document.querySelector("[data-map]");
         const all = Array.from({length: +map.dataset.drawn}, (_, n) => map.pointAt(n));
@@ -93,14 +82,14 @@ def alone(tab: Tab) -> int:
             return room > best[0] ? [room, n] : best; }, [0, -1])[1]; })()""")
 
 
-def click(tab: Tab, x: float, y: float) -> None:
+def click(tab, x, y):
     for kind in ("mousePressed", "mouseReleased"):
         tab.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_it_is_drawn_and_fits(page: Path, tab: Tab, width: int, is_dark: bool) -> None:
+def test_it_is_drawn_and_fits(page, tab, width, is_dark):
     assert page.stat().st_size < 2e6
     opened(tab, page, width=width, dark=is_dark)
     assert tab.value(WIDE) == []
@@ -112,7 +101,7 @@ def test_it_is_drawn_and_fits(page: Path, tab: Tab, width: int, is_dark: bool) -
     assert tab.console == [] and tab.requests == []
 
 
-def test_a_search_finds_an_id_an_accession_a_name_and_a_label(page: Path, tab: Tab) -> None:
+def test_a_search_finds_an_id_an_accession_a_name_and_a_label(page, tab):
     opened(tab, page)
     assert typed(tab, "p00040") == "1 found"
     said = card(tab)
@@ -134,12 +123,11 @@ def test_a_search_finds_an_id_an_accession_a_name_and_a_label(page: Path, tab: T
     tab.value("document.querySelector('.map-copy').click()")
     lines = tab.wait("window.copied").splitlines()
     assert lines[0].startswith("id\taccession\tdescription\tfamily\tlength") and len(lines) == 1668
-    assert lines[1].split("\t")[:4] == [
-        "sp|P00002|FAKE_2", "P00002", "protein number 2", "family 2",
-    ]  # fmt: skip
+    first = ["sp|P00002|FAKE_2", "P00002", "protein number 2", "family 2"]
+    assert lines[1].split("\t")[:4] == first
 
 
-def test_a_point_tells_what_it_is_to_a_mouse_and_to_a_finger(page: Path, tab: Tab) -> None:
+def test_a_point_tells_what_it_is_to_a_mouse_and_to_a_finger(page, tab):
     for width in (1280, 400):
         opened(tab, page, width=width)
         number = alone(tab)
@@ -164,7 +152,7 @@ def test_a_point_tells_what_it_is_to_a_mouse_and_to_a_finger(page: Path, tab: Ta
     assert tab.console == [] and tab.requests == []
 
 
-def test_headers_are_text(page: Path, tab: Tab) -> None:
+def test_headers_are_text(page, tab):
     opened(tab, page)
     typed(tab, "sp|P00077|FAKE_77")
     assert HOSTILE in card(tab)
@@ -172,12 +160,10 @@ def test_headers_are_text(page: Path, tab: Tab) -> None:
     assert tab.console == []
 
 
-def test_the_legend_hides_and_the_menu_colours(page: Path, tab: Tab) -> None:
+def test_the_legend_hides_and_the_menu_colours(page, tab):
     opened(tab, page)
     before = tab.value(f"{COUNT}('second')")
-    chip = (
-        "Array.from(document.querySelectorAll('.map-chip')).find(e => e.innerText.includes('{}'))"
-    )
+    chip = "[...document.querySelectorAll('.map-chip')].find(e => e.innerText.includes('{}'))"
     name = tab.value("document.querySelectorAll('.map-chip bdi')[1].innerText")
     tab.value(f"{chip.format(name)}.click()")
     assert tab.value(f"{chip.format(name)}.ariaPressed") == "false"
@@ -209,29 +195,26 @@ SAVED = """(async () => { const texts = [], write = CanvasRenderingContext2D.pro
 """What the picture that people save says, and how many colours are in the line of its ramp."""
 
 
-def coloured_by(tab: Tab, title: str) -> None:
+def coloured_by(tab, title):
     menu = "document.querySelector('.map-colour')"
     tab.value(f"{menu}.value = {title!r}")
     tab.value(f"{menu}.dispatchEvent(new Event('change'))")
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def few(tmp_path_factory):
     """Return a report of 60 records, of whose labels one is far from all others."""
     root = FakeRun(ok=60, width=8).write(tmp_path_factory.mktemp("few") / "demo")
     ids = pq.read_table(root / "embeddings.parquet")["id"].to_pylist()
     values = [1e6, *range(59)]
-    lines = [
-        f"{id}\t{value}\tkind {n % 2}"
-        for n, (id, value) in enumerate(zip(ids, values, strict=True))
-    ]
+    lines = [f"{id}\t{values[n]}\tkind {n % 2}" for n, id in enumerate(ids)]
     (root / "labels.tsv").write_text("\n".join(["id\tlength\tkind", *lines]))
     make(root, "--label-file", str(root / "labels.tsv"), "--label", "length")
     return root / "report.html"
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_saved_picture_has_a_caption_and_the_ramp(few: Path, tab: Tab, width: int) -> None:
+def test_the_saved_picture_has_a_caption_and_the_ramp(few, tab, width):
     tab.open(few, width=width)
     tab.wait(DRAWN)
     tab.value("Array.from(document.querySelectorAll('.map-places button')).at(-1).click()")
@@ -240,9 +223,8 @@ def test_the_saved_picture_has_a_caption_and_the_ramp(few: Path, tab: Tab, width
     saved = tab.value(SAVED)
     assert saved["name"] == "map.png"
     assert saved["texts"][0] == f"PCA, by length: {lengths[0]:,} to {lengths[-1]:,} residues"
-    assert [re.sub("[≤≥] ", "", text) for text in saved["texts"][1:]] == [
-        f"{lengths[1]:,}", f"{lengths[-2]:,} residues",
-    ]  # fmt: skip
+    ends = [re.sub("[≤≥] ", "", text) for text in saved["texts"][1:]]
+    assert ends == [f"{lengths[1]:,}", f"{lengths[-2]:,} residues"]
     legend = tab.value("document.querySelector('.map-legend').innerText")
     assert legend.split() == " ".join(saved["texts"][1:]).split()
     assert saved["colours"] > 100
@@ -251,7 +233,7 @@ def test_the_saved_picture_has_a_caption_and_the_ramp(few: Path, tab: Tab, width
     assert saved["texts"] == ["PCA, by kind", "kind 0", "kind 1"]
 
 
-def test_one_outlier_leaves_the_colours_to_the_others(few: Path, tab: Tab) -> None:
+def test_one_outlier_leaves_the_colours_to_the_others(few, tab):
     tab.open(few)
     tab.wait(DRAWN)
     menu = tab.value("Array.from(document.querySelector('.map-colour').options, o => o.text)")
@@ -269,7 +251,7 @@ def test_one_outlier_leaves_the_colours_to_the_others(few: Path, tab: Tab) -> No
     assert ends == ["≤ 1", "≥ 58"]
 
 
-def test_a_map_moves_grows_and_takes_a_box(page: Path, tab: Tab) -> None:
+def test_a_map_moves_grows_and_takes_a_box(page, tab):
     opened(tab, page)
     before = np.array(place_of(tab, 5))
     tab.value("document.querySelector('.map-in').click()")
@@ -280,7 +262,7 @@ def test_a_map_moves_grows_and_takes_a_box(page: Path, tab: Tab) -> None:
     box = tab.value(f"JSON.parse(JSON.stringify({canvas}))")
     x, y = box["left"] + 10, box["top"] + 10
 
-    def drag(dx: float, dy: float) -> None:
+    def drag(dx, dy):
         moves = (("mousePressed", 0), ("mouseMoved", 0.5), ("mouseMoved", 1), ("mouseReleased", 1))
         for kind, part in moves:
             place = {"x": x + dx * part, "y": y + dy * part}
@@ -291,7 +273,6 @@ def test_a_map_moves_grows_and_takes_a_box(page: Path, tab: Tab) -> None:
     tab.value("document.querySelector('.map-all').click()")
     tab.value("document.querySelector('.map-area').click()")
     drag(box["width"] - 20, box["height"] - 20)
-    assert tab.wait("document.querySelector('.map-count').textContent") == (
-        "10,000 records on the list"
-    )
+    told = tab.wait("document.querySelector('.map-count').textContent")
+    assert told == "10,000 records on the list"
     assert tab.console == []

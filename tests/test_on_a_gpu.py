@@ -187,7 +187,7 @@ def differences(found, expected):
 
 @ON_BOTH
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.filterwarnings("ignore:.* longer than ")
+@pytest.mark.filterwarnings("ignore:.* longer than ", "ignore:.* is an ESM-2")
 def test_a_workload_equals_its_cpu_twin(case, device, tmp_path, record_property):
     inputs, workload, options, bounds = case(tmp_path)
     exact = options | ({"dtype": "fp32"} if None not in bounds else {})

@@ -25,12 +25,16 @@ WHOLE = ("snakemake", *SNAKEFILE, "--configfile", "config.yaml", "--cores", "2")
 PROFILE = ("--workflow-profile", ROOT / "profiles" / "default")
 
 
+def write(folder, config, name="config.yaml"):
+    (folder / name).write_text(yaml.safe_dump(config, sort_keys=False))
+
+
 def project(folder, records=RECORDS, **options):
     """Write a config of two sets into `folder`; what `soil/faulty` computes stands in a file."""
     (folder / "in.fa").write_text(fasta(records))
     faulty = POISON | {"options": {"computed": "computed.txt", "batch_records": 4, **options}}
     config = {"run": "soil", "inputs": "in.fa", "features": {"faulty": faulty, "letters": LETTERS}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    write(folder, config)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +56,7 @@ def test_each_set_has_the_values_of_a_run_by_itself(finished, tmp_path, environm
     done, said = finished
     workflow = Workflow(tmp_path, environment, RECORDS)
     (tmp_path / "in.fa").write_text(fasta(RECORDS))
-    config = {"run": "test", "inputs": "in.fa", **LETTERS}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    write(tmp_path, {"run": "test", "inputs": "in.fa", **LETTERS})
     workflow()
     for file in ("embeddings.npy", "embeddings.parquet", "failed.tsv"):
         alone = workflow.run_folder.root / file
@@ -65,9 +68,8 @@ def test_each_set_has_the_values_of_a_run_by_itself(finished, tmp_path, environm
     for name in ("faulty", "letters"):
         run = Results(done.folder / "results" / "soil" / name)
         assert run.find_plan().run == f"soil/{name}" and (run.root / "report.html").exists()
-        assert {path.name for path in run.logs.iterdir()} == {
-            *("extract", "merge.log", "plan.log", "report.log")
-        }
+        logs = {"extract", "merge.log", "plan.log", "report.log"}
+        assert {path.name for path in run.logs.iterdir()} == logs
     there = {path.name for path in done.folder.iterdir()}
     assert there == {".snakemake", "computed.txt", "config.yaml", "in.fa", "results"}
 
@@ -76,8 +78,7 @@ def test_until_merge_computes_and_merges_each_set(tmp_path, environment):
     """The sets have different outputs, so two rules merge them."""
     (tmp_path / "in.fa").write_text(fasta(RECORDS))
     sets = {"letters": LETTERS, "others": LETTERS | {"outputs": "parquet"}}
-    config = {"run": "soil", "inputs": "in.fa", "features": sets}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    write(tmp_path, {"run": "soil", "inputs": "in.fa", "features": sets})
     Desk(tmp_path, environment).type(*WHOLE, "--until", "merge")
     for name in sets:
         run = Results(tmp_path / "results" / "soil" / name)
@@ -89,7 +90,7 @@ def test_an_edit_of_one_set_computes_that_one_alone(desk):
     before = (desk.folder / "results/soil/faulty/embeddings.parquet").stat().st_mtime_ns
     config = yaml.safe_load((desk.folder / "config.yaml").read_text())
     config["features"]["letters"]["outputs"] = ["npy"]
-    (desk.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    write(desk.folder, config)
     said = desk.type(*WHOLE, *PROFILE).text
     assert "results/soil/letters" in said and "results/soil/faulty" not in said
     assert not (desk.folder / "computed.txt").exists()
@@ -98,9 +99,9 @@ def test_an_edit_of_one_set_computes_that_one_alone(desk):
 
 def test_the_verbs_that_take_a_run_take_the_project(desk):
     for given in ("config.yaml", "results/soil"):
-        said = desk.type("featuremill", "status", given).out
+        said = status(desk, given)
         assert said.startswith(f"{given}: done.") and "results/soil/letters: done" in said
-    told = json.loads(desk.type("featuremill", "status", "config.yaml", "--json").out)
+    told = json.loads(status(desk, "config.yaml", "--json"))
     assert told["state"] == "done" and told["runs"].keys() == {"faulty", "letters"}
     assert "soil/letters: done" in desk.type("featuremill", "top", "config.yaml", "--once").out
     said = desk.type("featuremill", "estimate", "config.yaml", "--cpu-slots", "1").out
@@ -109,7 +110,7 @@ def test_the_verbs_that_take_a_run_take_the_project(desk):
     matrix = desk.folder / "results/soil/letters/embeddings.npy"
     before = matrix.read_bytes()
     matrix.write_bytes(b"cut")
-    said = desk.type("featuremill", "status", "config.yaml", status=1).out
+    said = status(desk, "config.yaml", status=1)
     assert "Problems of results/soil/letters" in said
     desk.type(*said.splitlines()[-1].split())
     assert matrix.read_bytes() == before
@@ -120,8 +121,7 @@ def test_the_verbs_that_take_a_run_take_the_project(desk):
     table.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     with (table.parent / formats.RECORD).open("a") as record:
         record.write(json.dumps({**line, "seen": ours.looks(table)}) + "\n")
-    said = desk.type("featuremill", "status", "config.yaml", "--verify", status=1).out
-    last = said.splitlines()[-1]
+    last = status(desk, "config.yaml", "--verify", status=1).splitlines()[-1]
     assert "--forcerun results/soil/letters/manifest.json" in last
     desk.type(*last.split())
     assert table.read_bytes() == whole
@@ -144,7 +144,7 @@ def test_one_more_format_of_one_set_is_a_file_that_is_asked_for(desk):
     assert not (desk.folder / "computed.txt").exists()
     said = desk.type(*WHOLE, *PROFILE, wanted, "results/soil/letters/embeddings.npy").text
     assert "Nothing to be done" in said
-    assert "Exported" in desk.type("featuremill", "status", "results/soil/faulty").out
+    assert "Exported" in status(desk, "results/soil/faulty")
 
 
 def test_a_failure_is_told_and_a_retry_computes_it_alone(tmp_path, environment):
@@ -154,14 +154,17 @@ def test_a_failure_is_told_and_a_retry_computes_it_alone(tmp_path, environment):
     assert "1 of 13 records failed and max_failed is 0" in said and "Traceback" not in said
     assert "featuremill status config.yaml" in said
     assert (tmp_path / "results/soil/letters/report.html").exists(), "of one that did not fail"
-    said = desk.type("featuremill", "status", "config.yaml", status=1).out
-    assert "Failed in results/soil/faulty" in said
+    assert "Failed in results/soil/faulty" in status(desk, "config.yaml", status=1)
     (tmp_path / "cured").touch()
     (tmp_path / "computed.txt").unlink()
     desk.type("featuremill", "retry", "config.yaml")
     desk.type(*WHOLE, *PROFILE)
     assert (tmp_path / "computed.txt").read_text().split() == ["RAISEK"]
     assert read_json(tmp_path / "results/soil/faulty/manifest.json")["counts"]["ok"] == 13
+
+
+def status(desk, *words, status=0):
+    return desk.type("featuremill", "status", *words, status=status).out
 
 
 @pytest.mark.slow
@@ -181,8 +184,7 @@ def test_after_a_kill_it_goes_on(tmp_path, environment):
 
 
 def test_runs_and_sets_do_not_share_a_folder(desk):
-    config = {"run": "soil", "inputs": "in.fa", **LETTERS}
-    (desk.folder / "one.yaml").write_text(yaml.safe_dump(config))
+    write(desk.folder, {"run": "soil", "inputs": "in.fa", **LETTERS}, "one.yaml")
     words = [*WHOLE[:4], "one.yaml", *WHOLE[5:], *PROFILE]
     said = desk.type(*words, status=None).text
     assert "run: soil: results/soil is the folder of a config with 'features:'" in said
@@ -213,11 +215,8 @@ def test_two_sets_may_write_one_folder_of_weights_in_two_ways(tmp_path, environm
     desk = Desk(tmp_path, environment)
 
     def dry(*models, status):
-        sets = {
-            name: {"options": {"model": model}} for name, model in zip("ab", models, strict=True)
-        }
-        config = {"run": "soil", "inputs": "in.fa", "features": sets}
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        sets = {n: {"options": {"model": model}} for n, model in zip("ab", models, strict=True)}
+        write(tmp_path, {"run": "soil", "inputs": "in.fa", "features": sets})
         return desk.type(*WHOLE, *PROFILE, "--dry-run", status=status).text
 
     dry("./net", "net", status=0)
@@ -237,5 +236,5 @@ def test_another_workflow_imports_a_project(finished, tmp_path, environment):
     expected = (finished[0].folder / file).read_bytes()
     assert (tmp_path / "below" / file).read_bytes() == expected
     assert not (tmp_path / "below/results/soil/faulty").exists()
-    said = desk.type("featuremill", "status", "below/results/soil/letters").out
+    said = status(desk, "below/results/soil/letters")
     assert "Results    complete, and of this plan" in said, "and its report was not asked for"

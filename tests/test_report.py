@@ -1,30 +1,27 @@
 """report: the numbers, the escaping, the self-containment."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import vl_convert
+from programs import edited
 from report_runs import CPU, H200, HOSTILE, FakeRun, make, points_of, rows_of
 
-from featuremill import __main__, config
+from featuremill import config
 from featuremill.base import reasons, words
-from featuremill.base.errors import UserError
-from featuremill.report import command, timeline
 from featuremill.report import page as report_page
+from featuremill.report import timeline
 from featuremill.report.shards import Interval, Piece, busy_seconds, wall_seconds
 from featuremill.steps.maps import plane
 from featuremill.store.receipt import Receipt
 
 
-def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
+def test_numbers_stand_in_the_page(tmp_path):
     run = FakeRun(ok=990, failed=3, refused=5, duplicate=2, devices=(H200, CPU), num_shards=6)
     run.warnings = ("parts were computed on different devices: CPU, NVIDIA H200.",)
     page = make(run.write(tmp_path / "demo"))
@@ -50,20 +47,23 @@ def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
     assert len(page.source.encode()) < 4e6
 
 
-def test_config_to_do_it_again_is_valid(tmp_path: Path) -> None:
+def config_in(page, path):
+    """Return the config that the page shows, read from a file at `path`."""
+    path.write_text(re.search(r"<pre>(run:.*?)</pre>", page.source, re.DOTALL)[1])
+    return config.read(path)
+
+
+def test_config_to_do_it_again_is_valid(tmp_path):
     run = FakeRun(failed=2, workload="composition", options={"hydropathy": False})
     page = make(run.write(tmp_path / "demo"))
-    text = re.search(r"<pre>(run:.*?)</pre>", page.source, re.DOTALL)
-    assert text
-    (tmp_path / "demo.yaml").write_text(text.group(1))
-    again = config.read(tmp_path / "demo.yaml")
+    again = config_in(page, tmp_path / "demo.yaml")
     assert (again.run, again.device, again.max_failed) == ("demo", "cuda", 2)
     assert again.outputs == ("parquet", "per_protein_h5")
     assert again.options.hydropathy is False
     assert "featuremill run demo.yaml --resources gpu=1" in page.text
 
 
-def test_strangers_text_is_only_text(tmp_path: Path) -> None:
+def test_strangers_text_is_only_text(tmp_path):
     run = FakeRun(refused=1, failed=1, ids=HOSTILE + "{0}", reasons=(f"bad {HOSTILE}",))
     run.failed_reason = f"{HOSTILE}: {HOSTILE * 3_000}"
     page = make(run.write(tmp_path / "demo"))
@@ -74,7 +74,7 @@ def test_strangers_text_is_only_text(tmp_path: Path) -> None:
     assert HOSTILE in " ".join(page.words)
 
 
-def test_the_page_is_in_the_order_of_its_reader(tmp_path: Path) -> None:
+def test_the_page_is_in_the_order_of_its_reader(tmp_path):
     """Results, map, what was refused, neighbours, lengths; then the machines, folded."""
     page = make(FakeRun(failed=1, devices=(H200, CPU), telemetry="files").write(tmp_path / "demo"))
     page.assert_self_contained()
@@ -87,7 +87,7 @@ def test_the_page_is_in_the_order_of_its_reader(tmp_path: Path) -> None:
         assert word not in re.sub(r"<script.*?</script>|<style.*?</style>", "", shown, flags=re.S)
 
 
-def test_a_run_has_one_time_and_its_figures_stand_once(tmp_path: Path) -> None:
+def test_a_run_has_one_time_and_its_figures_stand_once(tmp_path):
     root = FakeRun(devices=(H200, {**H200, "uuid": "GPU-2"}), num_shards=4).write(tmp_path / "demo")
     page = make(root)
     (tile,) = re.findall(r'<div class="tile"><b>([^<]*)</b><span>from the first', page.source)
@@ -95,7 +95,7 @@ def test_a_run_has_one_time_and_its_figures_stand_once(tmp_path: Path) -> None:
     assert "from the first shard to the last, on 2 GPUs" in page.text
 
 
-def test_neighbours_that_are_nearly_equal_are_listed(tmp_path: Path) -> None:
+def test_neighbours_that_are_nearly_equal_are_listed(tmp_path):
     root = FakeRun(ok=700).write(tmp_path / "demo")
     table = pq.read_table(root / "embeddings.parquet")
     column = table.schema.get_field_index("mean_layer_6")
@@ -107,35 +107,31 @@ def test_neighbours_that_are_nearly_equal_are_listed(tmp_path: Path) -> None:
     vectors[691] = vectors[692] + np.float32(0.02) * vectors[1]
     flat = pa.array(vectors.ravel())
     new = pa.FixedSizeListArray.from_arrays(flat, width)
-    pq.write_table(
-        table.set_column(column, table.schema.field(column).name, new), root / "embeddings.parquet"
-    )
+    table = table.set_column(column, table.schema.field(column).name, new)
+    pq.write_table(table, root / "embeddings.parquet")
     page = make(root)
     section = page.source.partition('id="neighbours"')[2].partition("</section>")[0]
-    rows = re.findall(
-        r"<bdi>sp\|P(\d+)\|.*?<bdi>sp\|P(\d+)\|.*?data-label=\"Cosine:\">([^<]*)<", section
-    )
+    pattern = r"<bdi>sp\|P(\d+)\|.*?<bdi>sp\|P(\d+)\|.*?data-label=\"Cosine:\">([^<]*)<"
+    rows = re.findall(pattern, section)
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
     cosines = np.triu(unit @ unit.T, 1)
     near = {frozenset(map(int, pair)) for pair in zip(*np.nonzero(cosines >= 0.999), strict=True)}
     assert near == {frozenset(map(int, pair)) for *pair, _ in rows} and len(near) == 3
     assert {5, 690} == {int(n) for n in rows[0][:2]} and rows[0][2] == "equal"
-    for one, other, told in rows[1:]:
-        assert float(told) == pytest.approx(
-            max(cosines[int(one), int(other)], cosines[int(other), int(one)]), abs=1e-5
-        )
+    for *pair, told in rows[1:]:
+        one, other = sorted(map(int, pair))
+        assert float(told) == pytest.approx(cosines[one, other], abs=1e-5)
     assert "3 pairs of the records have cosines of 0.999 or more" in page.text
 
 
-def test_a_retried_record_is_one_sequence_and_the_unit_is_the_workloads(tmp_path: Path) -> None:
+def test_a_retried_record_is_one_sequence_and_the_unit_is_the_workloads(tmp_path):
     run = FakeRun(num_shards=1, devices=(CPU,), workload="composition", options={})
     root = run.write(tmp_path / "demo")
     page = make(root)
     assert "1 shard " in page.text and "40 distinct sequences" in page.text
-    manifest = json.loads((root / "manifest.json").read_text())
-    retried = {**manifest["receipts"][0], "shard": "f" * 32, "rows": 2, "ok": 2}
-    manifest["receipts"].append(retried)
-    (root / "manifest.json").write_text(json.dumps(manifest))
+    with edited(root / "manifest.json") as manifest:
+        retried = {**manifest["receipts"][0], "shard": "f" * 32, "rows": 2, "ok": 2}
+        manifest["receipts"].append(retried)
     page = make(root)
     assert "40 distinct sequences" in page.text and "2 shards" in page.text
     assert "token" not in page.text.lower()
@@ -143,7 +139,7 @@ def test_a_retried_record_is_one_sequence_and_the_unit_is_the_workloads(tmp_path
         assert not re.search(r'"title": "[^"]*token', json.dumps(chart))
 
 
-def test_same_files_same_page(tmp_path: Path) -> None:
+def test_same_files_same_page(tmp_path):
     root = FakeRun(failed=1, devices=(H200, CPU)).write(tmp_path / "demo")
     assert make(root).source == make(root).source
 
@@ -162,60 +158,52 @@ def test_same_files_same_page(tmp_path: Path) -> None:
         (FakeRun(gap_seconds=86_400), "passed without the pauses, which the axis has", 3),
     ],
 )  # fmt: skip
-def test_odd_runs(tmp_path: Path, run: FakeRun, says: str, charts: int) -> None:
+def test_odd_runs(tmp_path, run, says, charts):
     page = make(run.write(tmp_path / "demo"))
     assert re.search(says, page.text + json.dumps(page.data))
     assert len(page.data) == charts
 
 
-def test_contradictions_are_not_smoothed_over(tmp_path: Path) -> None:
+def test_contradictions_are_not_smoothed_over(tmp_path):
     root = FakeRun(refused=2).write(tmp_path / "demo")
     lines = (root / "failed.tsv").read_text().splitlines(keepends=True)
     (root / "failed.tsv").write_text("".join(lines[:-1]))
     page = make(root)
     assert '<p class="verdict bad">' in page.source
     assert "failed.tsv holds 1 record where manifest.json has 2." in page.text
-    manifest = json.loads((root / "manifest.json").read_text())
-    manifest["counts"]["ok"] -= 1
-    (root / "manifest.json").write_text(json.dumps(manifest))
+    with edited(root / "manifest.json") as manifest:
+        manifest["counts"]["ok"] -= 1
     assert "1 record not accounted for" in make(root).text
 
 
-def test_the_libraries_that_draw_it_are_bundled_once_and_nobody_elses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_libraries_that_draw_it_are_bundled_once_and_nobody_elses(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "cache"))
-    bundles: list[str] = []
+    bundles = []
 
-    def bundle(names: str, schema: str) -> str:
+    def bundle(names, schema):
         bundles.append(schema)
         return "/* the libraries */"
 
-    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
-    for _ in range(2):
+    def check():
         report_page._environment.cache_clear()
         assert report_page._environment().globals["vega"] == "/* the libraries */"
+
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    check()
+    check()
     assert len(bundles) == 1
     (kept,) = (tmp_path / "cache").rglob("*.js")
     kept.write_text("/* a stranger's */")
     kept.parent.chmod(0o777)  # as where somebody else could have put it
-    report_page._environment.cache_clear()
-    assert report_page._environment().globals["vega"] == "/* the libraries */"
+    check()
     kept.parent.chmod(0o700)
     kept.unlink()
     kept.mkdir()  # nothing can be kept: no reason to draw no page
+    check()
     report_page._environment.cache_clear()
-    assert report_page._environment().globals["vega"] == "/* the libraries */"
-    report_page._environment.cache_clear()
 
 
-def test_not_merged_is_a_user_error(tmp_path: Path) -> None:
-    arguments = __main__._parser("report", {}).parse_args(["report", str(tmp_path)])
-    with pytest.raises(UserError, match="no merged results"):
-        command.run(arguments)
-
-
-def test_of_many_records_and_shards_some_are_drawn(tmp_path: Path) -> None:
+def test_of_many_records_and_shards_some_are_drawn(tmp_path):
     root = FakeRun(ok=12_000, refused=200, num_shards=3_000).write(tmp_path / "big")
     page = make(root)
     assert "10,000 of 12,000 records, evenly spaced in the file" in page.text
@@ -225,7 +213,7 @@ def test_of_many_records_and_shards_some_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_records_take_seconds(tmp_path: Path) -> None:
+def test_a_hundred_thousand_records_take_seconds(tmp_path):
     root = FakeRun(ok=100_000, refused=2_000, num_shards=5_000, width=64).write(tmp_path / "big")
     start = time.process_time()
     page = make(root)
@@ -233,7 +221,7 @@ def test_a_hundred_thousand_records_take_seconds(tmp_path: Path) -> None:
     assert "10,000 of 100,000 records, evenly spaced in the file" in page.text
 
 
-def test_principal_plane_agrees_with_the_exact_one() -> None:
+def test_principal_plane_agrees_with_the_exact_one():
     random = np.random.default_rng(0)
     values = random.normal(0, 1, (600, 200)) * np.geomspace(9, 1, 200)
     values = values.astype(np.float32)
@@ -246,14 +234,13 @@ def test_principal_plane_agrees_with_the_exact_one() -> None:
     assert np.abs(same).max() == 0 and none.tolist() == [0, 0]
 
 
-def test_the_timeline_keeps_lanes_apart_and_wall_time_leaves_pauses_out() -> None:
+def test_the_timeline_keeps_lanes_apart_and_wall_time_leaves_pauses_out():
     spans = [Interval(0, 10), Interval(10, 20), Interval(5, 12), Interval(100_000, 100_010)]
     pieces = [Piece(f"{n}", "aaba"[n], span, None) for n, span in enumerate(spans)]
     lanes, bars = timeline.lay_out(pieces)
     assert lanes == ["a", "b"]
-    assert [(bar.lane, bar.span) for bar in bars] == [
-        (0, (0, 10)), (1, (5, 12)), (0, (10, 20)), (0, (100_000, 100_010)),
-    ]  # fmt: skip
+    drawn = [(0, (0, 10)), (1, (5, 12)), (0, (10, 20)), (0, (100_000, 100_010))]
+    assert [(bar.lane, bar.span) for bar in bars] == drawn
     same = [piece._replace(lane="a") for piece in pieces[:3]]
     assert timeline.lay_out(same)[0] == ["a", "a"], "side by side"
     assert busy_seconds(spans) == wall_seconds(spans) == 30
@@ -275,15 +262,14 @@ def test_the_timeline_keeps_lanes_apart_and_wall_time_leaves_pauses_out() -> Non
         ("a reason of a workload unheard of", "fix or remove it"),
     ],
 )
-def test_every_reason_has_a_remedy(reason: str, remedy: str) -> None:
+def test_every_reason_has_a_remedy(reason, remedy):
     assert remedy in reasons.kind_of(reason).remedy
 
 
-def test_words() -> None:
+def test_words():
     seconds = (0.04, 9.96, 59.7, 83, 3_600, 7_500, 200_000)
-    assert [words.duration(s).replace(words.NBSP, " ") for s in seconds] == [
-        "0.0 s", "10 s", "1 min", "1 min 23 s", "1 h", "2 h 5 min", "2 d 7 h",
-    ]  # fmt: skip
+    durations = [words.duration(s).replace(words.NBSP, " ") for s in seconds]
+    assert durations == ["0.0 s", "10 s", "1 min", "1 min 23 s", "1 h", "2 h 5 min", "2 d 7 h"]
     numbers = (0, 999, 999.7, 12_345, 186_700_000, 9.99e14)
     short = [words.short(n).replace(words.NBSP, " ") for n in numbers]
     assert short == ["0", "999", "1.00 k", "12.3 k", "187 M", "999 T"]
@@ -291,7 +277,7 @@ def test_words() -> None:
     assert shares == ["0 %", "under 1 %", "1 %", "100 %"]
 
 
-def test_a_receipt_names_its_devices() -> None:
+def test_a_receipt_names_its_devices():
     device = {"kind": "cuda", "uuid": "GPU-1", "name": "NVIDIA L4"}
     other, third = {**device, "uuid": "GPU-2"}, {**device, "name": "NVIDIA A2"}
     counts = {"rows": 1, "ok": 1, "failed": 0, "cost": 1, "seconds": {}}
@@ -306,19 +292,15 @@ def test_a_receipt_names_its_devices() -> None:
         assert receipt.devices[0].as_json() == device
 
 
-def test_a_new_key_of_manifest_json_is_on_the_page(tmp_path: Path) -> None:
+def test_a_new_key_of_manifest_json_is_on_the_page(tmp_path):
     """What the config gets and manifest.json then tells needs no line of the report."""
     root = FakeRun(workload="composition", options={}).write(tmp_path / "demo")
     before = make(root).text
     assert "About this run" not in before
-    manifest = json.loads((root / "manifest.json").read_text())
-    manifest |= {"keep": "parts", "site": {"cluster": "<b>north</b>", "nodes": [1, 2]}}
-    manifest["settings"]["engine"] = 7
-    (root / "manifest.json").write_text(json.dumps(manifest))
+    with edited(root / "manifest.json") as manifest:
+        manifest |= {"keep": "parts", "site": {"cluster": "<b>north</b>", "nodes": [1, 2]}}
+        manifest["settings"]["engine"] = 7
     page = make(root)
     assert "About this run keep parts site {cluster: <b>north</b>, nodes: [1, 2]}" in page.text
     assert "engine 7" in page.text and "<b>north" not in page.source
-    text = re.search(r"<pre>(run:.*?)</pre>", page.source, re.DOTALL)
-    assert text
-    (tmp_path / "again.yaml").write_text(text.group(1))
-    assert config.read(tmp_path / "again.yaml").keep == "parts"
+    assert config_in(page, tmp_path / "again.yaml").keep == "parts"

@@ -3,15 +3,11 @@
 Screenshots of a page, to look at: `python tests/browser.py results/demo/report.html FOLDER`.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Tab, browser
+from browser import browser, needs_chromium
 from report_runs import CPU, H200, HOSTILE, FakeRun, make
 
 from featuremill.kit.ids import IdColumns
@@ -20,10 +16,7 @@ from featuremill.steps.heads.fitting import Rows
 from featuremill.steps.heads.page import Judged, write_page
 from featuremill.steps.heads.train import of_classes
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
 TOO_WIDE = """Array.from(document.querySelectorAll("main *")).filter(
     each => each.getBoundingClientRect().right > innerWidth + 1
@@ -56,7 +49,7 @@ CUT = """Array.from(document.querySelectorAll("pre"))
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """Return a run with everything that the page can show, ids by an attacker included."""
     folder = tmp_path_factory.mktemp("report")
     run = FakeRun(ok=990, failed=3, refused=5, duplicate=2, devices=(H200, L4, CPU), num_shards=12)
@@ -70,14 +63,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def tab(tmp_path_factory):
     with browser(tmp_path_factory.mktemp("chromium")) as tab:
         yield tab
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 400])
-def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_dark: bool) -> None:
+def test_the_page_is_drawn_whole_and_fits(root, tab, width, is_dark):
     page = root / "demo/report.html"
     num_charts = len(re.findall(r"data-chart=", page.read_text()))
     assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 2
@@ -92,7 +85,7 @@ def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_d
     assert tab.console == [] and tab.requests == []
 
 
-def test_a_wide_chart_keeps_its_right_side_on_paper(root: Path, tab: Tab) -> None:
+def test_a_wide_chart_keeps_its_right_side_on_paper(root, tab):
     """A page is drawn for the window and printed on less: charts become smaller, not cut."""
     tab.open_drawn(root / "demo/report.html", width=1280)
     over = """(() => { const main = document.querySelector("main"); main.style.width = "700px";
@@ -106,7 +99,7 @@ def test_a_wide_chart_keeps_its_right_side_on_paper(root: Path, tab: Tab) -> Non
     assert cut == 0
 
 
-def test_a_chart_answers_to_a_pointer(root: Path, tab: Tab) -> None:
+def test_a_chart_answers_to_a_pointer(root, tab):
     tab.open_drawn(root / "demo/report.html", width=1200)
     place = tab.value("""(() => { const bar = document.querySelector(
         "[data-chart=timeline] .mark-rect path"); bar.scrollIntoView({block: "center"});
@@ -120,9 +113,7 @@ def test_a_chart_answers_to_a_pointer(root: Path, tab: Tab) -> None:
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("num_classes", [2, 12])
-def test_a_heads_page_has_no_cut_column_on_a_phone(
-    tmp_path: Path, tab: Tab, num_classes: int, is_dark: bool
-) -> None:
+def test_a_heads_page_has_no_cut_column_on_a_phone(tmp_path, tab, num_classes, is_dark):
     """And its colours mean the same in both themes: full is far from the page, empty near it."""
     page = head_page(tmp_path / "head.html", num_classes)
     assert tab.open_drawn(page, width=400, dark=is_dark) == 5
@@ -137,7 +128,7 @@ def test_a_heads_page_has_no_cut_column_on_a_phone(
     assert tab.console == [] and tab.requests == []
 
 
-def head_page(path: Path, num_classes: int) -> Path:
+def head_page(path, num_classes):
     """Write the page of a head of that many classes, some with long names or by an attacker."""
     random = np.random.default_rng(0)
     names = sorted([f"class {n} with a rather long name"[: 9 + 4 * n] for n in range(num_classes)])
@@ -149,22 +140,18 @@ def head_page(path: Path, num_classes: int) -> Path:
     ids, each = [f"sample {n % 20}/{HOSTILE}{n}" for n in range(600)], np.arange(600)
     rows = Rows(np.empty((600, 0)), y, each, each, num_classes)
     found = of_classes(rows, names, scores, [])
+    about = {"version": Card.NEWEST, "kind": "logistic", "sha256": "b" * 64, "seed": 0}
+    about |= {"setting": {"penalty": 1.0}, "setting_bounds": [10, 1e-6], "permutation_p": 0.005}
+    about["counts"] = {"records": 600, "groups": 600, "missing": 0}
     made = Card(
-        version=Card.NEWEST,
-        kind="logistic",
+        **about,
         classes=names,
         features=[Part(width=20, column="mean", recipe="a" * 32, run="results/my")],
-        sha256="b" * 64,
-        counts={"records": 600, "groups": 600, "missing": 0},
         scores={name: [*estimate] for name, estimate in found.scores.items()},
         guesses=found.guesses,
-        permutation_p=0.005,
         warnings=[HOSTILE],
         calibration=Calibration(scale=1.0, shift=[0.0] * num_classes),
-        setting={"penalty": 1.0},
-        setting_bounds=[10, 1e-6],
         labels=TableUsed(file="labels.csv", sha256="c" * 64, column="kind", group="family"),
-        seed=0,
         **found.on_card,
     )
     assert found.judged
@@ -172,7 +159,7 @@ def head_page(path: Path, num_classes: int) -> Path:
     return path
 
 
-def test_what_would_leave_the_machine_is_noticed(tmp_path: Path, tab: Tab) -> None:
+def test_what_would_leave_the_machine_is_noticed(tmp_path, tab):
     """The witness of the tests above: a page that does what ours must not."""
     page = tmp_path / "bad.html"
     page.write_text("<img src=http://example.org/x.png><script>console.error('no')</script>")

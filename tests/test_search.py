@@ -1,7 +1,7 @@
 """search: the exact nearest, of the right records, by the run's own recipe, or a clear sentence."""
 
 import csv
-import logging
+import hashlib
 import os
 import pty
 import shutil
@@ -47,19 +47,16 @@ RECORDS = [
     ("sp|P10003|BAD_A", "MK*LA"),
     ("UniRef50_P10002", "HHHP"),
 ]
-VECTORLESS = {"refused", "sp|P10003|BAD_A"}
+WITH_VECTORS = [id for id, _ in RECORDS if id not in ("refused", "sp|P10003|BAD_A")]
 COMPOSITION = ["--vectors", "composition"]
 ALL = ["parquet", "npy", "parquet_dataset", "per_protein_h5"]
 
 
+pytestmark = pytest.mark.usefixtures("no_handlers")
+
+
 def composition(sequence):
     return {letter: sequence.count(letter) / len(sequence) for letter in sequence}
-
-
-@pytest.fixture(autouse=True)
-def no_handlers(monkeypatch):
-    """Let no test log to the screen of one before it."""
-    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
 
 
 @pytest.fixture(scope="module")
@@ -238,10 +235,8 @@ def test_a_stored_record_finds_itself_its_twin_and_the_next(run, capfd):
     out, _ = say(capfd, run.root, "--query", "twin", "-k", 3, *COMPOSITION)
     table = rows_of(out)
     assert list(table[0]) == ["query", "rank", "id", "score", "length", "description"]
-    assert [(row["id"], row["score"]) for row in table[:2]] == [
-        ("sp|P10001|ONE_A", "1"),
-        ("twin", "1"),
-    ]
+    first = [(row["id"], row["score"]) for row in table[:2]]
+    assert first == [("sp|P10001|ONE_A", "1"), ("twin", "1")]
     assert [row["rank"] for row in table] == ["1", "2", "3"]
     assert table[0]["length"] == "5"
     assert table[1]["description"] == r"about twin \x1b[31mred", "as in failed.tsv"
@@ -258,44 +253,43 @@ def test_without_itself_its_twin_is_first(run, capfd, sequences):
     longer = sequences(">ünïcode🧬\nGGGG\n", "c.fa")
     (third,) = rows_of(say(capfd, run.root, "--query", longer, *more)[0])
     assert third["id"] == "ünïcode🧬", "so the nearest may have its name"
-    named = featuremill.search(
-        run.root, {"twin": "MKVLA"}, 2, column="composition", exclude_self=True
-    )
+    named = searched(run, {"twin": "MKVLA"}, 2, exclude_self=True)
     assert "twin" not in named["id"].tolist(), "names in memory are ids, too"
+
+
+def searched(run, queries, k, **more):
+    return featuremill.search(run.root, queries, k, column="composition", **more)
 
 
 @pytest.mark.parametrize("outputs", [["parquet"], ["parquet_dataset"], ["per_protein_h5"], ALL])
 def test_every_output_gives_the_same_hits(run, outputs, monkeypatch):
-    asked = [id for id, _ in RECORDS if id not in VECTORLESS]
-    expected = featuremill.search(run.root, asked, 7, column="composition", metric="l2")
+    expected = searched(run, WITH_VECTORS, 7, metric="l2")
     monkeypatch.setattr("featuremill.outputs.parquet_dataset.ROWS_A_FILE", 11)
     merge(run, outputs, 0)
-    found = featuremill.search(run.root, asked, 7, column="composition", metric="l2")
+    found = searched(run, WITH_VECTORS, 7, metric="l2")
     pd.testing.assert_frame_equal(found, expected)
-    assert len(found) == 7 * len(asked)
+    assert len(found) == 7 * len(WITH_VECTORS)
 
 
 def test_exported_results_are_searched_too(run):
-    expected = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
+    expected = searched(run, ["r3", "twin"], 5)
     merge(run, ["per_protein_h5"], 0)
     export(run, ["parquet", "npy"])
     assert not isinstance(features.open(run.root, "composition").vectors, Stored)
-    found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
-    pd.testing.assert_frame_equal(found, expected)
+    pd.testing.assert_frame_equal(searched(run, ["r3", "twin"], 5), expected)
     mapped = features.open(run.root, "hydropathy").vectors
     assert isinstance(mapped, np.ndarray) and mapped.shape[1] == 1
     stored = pq.read_table(run.root / "embeddings.parquet")["hydropathy"].to_pylist()
     assert mapped.tolist() == stored, "the second column of the matrix"
     run.records.unlink()  # descriptions are the results' own
-    found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
-    pd.testing.assert_frame_equal(found, expected)
+    pd.testing.assert_frame_equal(searched(run, ["r3", "twin"], 5), expected)
 
 
 def test_a_query_is_computed_as_the_run_was(run, capfd, sequences):
     path = sequences("".join(f">{n}\n{s.lower()}\n" for n, (_, s) in enumerate(RECORDS)))
     out, err = say(capfd, run.root, "--query", path, *COMPOSITION, "-k", 1, "--metric", "l2")
     found = {row["query"]: row for row in rows_of(out)}
-    assert set(found) == {str(n) for n, (id, _) in enumerate(RECORDS) if id not in VECTORLESS}
+    assert set(found) == {str(n) for n, (id, _) in enumerate(RECORDS) if id in WITH_VECTORS}
     for number, row in found.items():
         assert composition(dict(RECORDS)[row["id"]]) == composition(RECORDS[int(number)][1])
         assert float(row["score"]) == 0
@@ -303,13 +297,11 @@ def test_a_query_is_computed_as_the_run_was(run, capfd, sequences):
 
 
 def test_more_queries_than_one_pass_takes_and_more_hits_than_records(run, monkeypatch):
-    asked = [id for id, _ in RECORDS if id not in VECTORLESS]
-    expected = featuremill.search(run.root, asked, 1_000_000, column="composition")
-    assert len(expected) == len(asked) ** 2
-    assert set(expected["rank"]) == set(range(1, len(asked) + 1))
+    expected = searched(run, WITH_VECTORS, 1_000_000)
+    assert len(expected) == len(WITH_VECTORS) ** 2
+    assert set(expected["rank"]) == set(range(1, len(WITH_VECTORS) + 1))
     monkeypatch.setattr(nearest, "MOST_FOUND", 100)
-    again = featuremill.search(run.root, asked, 1_000_000, column="composition")
-    pd.testing.assert_frame_equal(again, expected)
+    pd.testing.assert_frame_equal(searched(run, WITH_VECTORS, 1_000_000), expected)
 
 
 def test_the_euclidean_distance_has_an_older_word_and_no_other_metric_is_guessed(run, capfd):
@@ -326,10 +318,8 @@ def test_the_euclidean_distance_has_an_older_word_and_no_other_metric_is_guessed
 def test_python_takes_sequences_and_vectors(run):
     ids, vectors = featuremill.load_matrix(run.root, "composition")
     place = ids.index("ünïcode🧬")
-    by_id = featuremill.search(run.root, "ünïcode🧬", 4, column="composition")
-    by_vector = featuremill.search(run.root, vectors[[place]], 4, column="composition")
-    named = {"my own | name": "GGG", "empty": ""}
-    by_sequence = featuremill.search(run.root, named, 4, column="composition")
+    by_id, by_vector = searched(run, "ünïcode🧬", 4), searched(run, vectors[[place]], 4)
+    by_sequence = searched(run, {"my own | name": "GGG", "empty": ""}, 4)
     for frame, name in ((by_vector, "0"), (by_sequence, "my own | name")):
         assert set(frame["query"]) == {name}
         pd.testing.assert_frame_equal(frame.iloc[:, 1:], by_id.iloc[:, 1:])
@@ -341,10 +331,10 @@ def test_a_sequence_in_memory_is_no_lines_of_a_file(run):
     """As lines of a FASTA file, the first would give the second name a vector of its letters."""
     for text in ("MKV\n>1\nWWW", ">1\nWWW"):
         with pytest.raises(UserError, match=r"^queries:1: there is a '>'|all 1 were refused"):
-            featuremill.search(run.root, {"mine": text}, 1, column="composition")
+            searched(run, {"mine": text}, 1)
     for nothing in ({}, []):
         with pytest.raises(UserError, match=r"^queries: there is nothing to look for"):
-            featuremill.search(run.root, nothing, 1, column="composition")
+            searched(run, nothing, 1)
 
 
 # ---- files, terminals, pipes ----
@@ -372,15 +362,15 @@ def test_a_pipe_as_output_is_written_to_and_not_replaced(run, capfd, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
+def started(run, environment, *words, **streams):
+    command = [sys.executable, "-m", "featuremill", "search", str(run.root), *COMPOSITION]
+    return forks.Forked([*command, *words], stderr=subprocess.PIPE, env=environment, **streams)
+
+
 def test_on_a_terminal_it_is_a_table_that_no_description_disturbs(run, environment):
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "featuremill", "search", str(run.root), *COMPOSITION]
-    process = forks.Forked(
-        [*command, "--query", "twin", "-k", "2"],
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        env=environment | {"COLUMNS": "90"},
-    )
+    narrow = environment | {"COLUMNS": "90"}
+    process = started(run, narrow, "--query", "twin", "-k", "2", stdout=theirs)
     os.close(theirs)
     said = b""
     while True:
@@ -397,14 +387,8 @@ def test_on_a_terminal_it_is_a_table_that_no_description_disturbs(run, environme
 
 
 def test_a_reader_that_has_enough_is_no_error(run, environment):
-    ids = [id for id, _ in RECORDS if id not in VECTORLESS] * 40
-    command = [sys.executable, "-m", "featuremill", "search", str(run.root), *COMPOSITION]
-    process = forks.Forked(
-        [*command, "-k", "35", "--query", *ids],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-    )
+    words = ("-k", "35", "--query", *WITH_VECTORS * 40)
+    process = started(run, environment, *words, stdout=subprocess.PIPE)
     assert process.stdout.readline().startswith(b"query\t")
     process.stdout.close()
     assert b"error" not in process.stderr.read()
@@ -416,23 +400,20 @@ def test_a_reader_that_has_enough_is_no_error(run, environment):
 
 
 def test_an_id_without_a_vector_gets_its_reason(run, capfd):
-    for word, sentences in {
-        "refused": ["the record 'refused' has no vector: it was refused (stop codon"],
-        "P10003": ["the record 'P10003' has no vector: it was refused (stop codon"],
-        "P1000": ["there is no record 'P1000'; give ids of records that have a vector"],
-        "P10002": ["several records, such as sp|P10002|TWO_A, UniRef50_P10002; give a whole id"],
-        "R2": ["there is no record 'R2'; give ids of records that have a vector"],
-        "r3,nobody,else": ["there is no record 'nobody' (1 more are missing); give ids"],
-        "gone.fasta": ["gone.fasta: this file does not exist; check the path"],
-        "": ["query: it is empty"],
-        ",": ["query: it is empty"],
-        "A" * 5000: ["there is no record"],
-        ".": ["this is a folder; name the files in it"],
-        ESCAPE: [r"there is no record '\x1b[31mred'"],
+    for word, sentence in {
+        "refused": "the record 'refused' has no vector: it was refused (stop codon",
+        "P10003": "the record 'P10003' has no vector: it was refused (stop codon",
+        "P1000": "there is no record 'P1000'; give ids of records that have a vector",
+        "P10002": "several records, such as sp|P10002|TWO_A, UniRef50_P10002; give a whole id",
+        "R2": "there is no record 'R2'; give ids of records that have a vector",
+        "r3,nobody,else": "there is no record 'nobody' (1 more are missing); give ids",
+        "gone.fasta": "gone.fasta: this file does not exist; check the path",
+        "": "query: it is empty",
+        ",": "query: it is empty",
+        ".": "this is a folder; name the files in it",
+        ESCAPE: r"there is no record '\x1b[31mred'",
     }.items():
-        said = refusal(capfd, run.root, "--query", word, *COMPOSITION)
-        for sentence in sentences:
-            assert sentence in said, word
+        assert sentence in refusal(capfd, run.root, "--query", word, *COMPOSITION), word
 
 
 @pytest.mark.parametrize("letters", ["MKTAYIAKQRQISFVKSHFSRQ", "mktayiakqrqisfvk*", "W" * 5000])
@@ -464,10 +445,7 @@ def test_an_id_with_a_comma_in_it_is_found(run, capfd):
 def test_settings_that_cannot_be_met(run, capfd):
     for more, sentence in (
         (["-k", 0, *COMPOSITION], "-k: 0 is too few"),
-        (
-            [],
-            "choose one of composition, hydropathy with --vectors (in Python, column=)",
-        ),
+        ([], "choose one of composition, hydropathy with --vectors (in Python, column=)"),
         (["--vectors", "mean_layer_33"], "there is no column 'mean_layer_33' with one vector"),
         (["--partial", *COMPOSITION], "there are no partial results yet"),
     ):
@@ -475,13 +453,12 @@ def test_settings_that_cannot_be_met(run, capfd):
 
 
 def test_queries_of_which_nothing_is_left(run, capfd, sequences):
-    refused = sequences(">a\nMK*LA\n>b\n123\n")
-    said = refusal(capfd, run.root, "--query", refused, *COMPOSITION)
-    assert "there is nothing to look for, as all 2 were refused" in said
-    empty = refusal(capfd, run.root, "--query", sequences("", "e.fa"), *COMPOSITION)
-    assert "this file is empty" in empty
-    table = refusal(capfd, run.root, "--query", sequences("nothing", "t.fa"), *COMPOSITION)
-    assert "a record starts with '>'" in table
+    for text, sentence in (
+        (">a\nMK*LA\n>b\n123\n", "there is nothing to look for, as all 2 were refused"),
+        ("", "this file is empty"),
+        ("nothing", "a record starts with '>'"),
+    ):
+        assert sentence in refusal(capfd, run.root, "--query", sequences(text), *COMPOSITION)
 
 
 def test_a_folder_without_results_says_what_to_do(run, capfd, tmp_path):
@@ -500,11 +477,8 @@ def test_a_folder_without_results_says_what_to_do(run, capfd, tmp_path):
         manifest.write_text(text)
         assert "manifest.json: it cannot be read" in refusal(capfd, run.root, *asked)
     manifest.unlink()
-    said = refusal(capfd, run.root, *asked)
-    assert (
-        "there are no results yet; let the run come to its end (featuremill run YOUR.yaml), or"
-        in said
-    )
+    sentence = "there are no results yet; let the run come to its end (featuremill run YOUR.yaml),"
+    assert f"{sentence} or" in refusal(capfd, run.root, *asked)
 
 
 @pytest.mark.parametrize("name", ["embeddings.parquet", "embeddings.npy"])
@@ -556,14 +530,14 @@ def test_a_merge_at_work_is_noticed(run, capfd, monkeypatch):
 
 
 def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
-    searched = features.open(run.root, "composition")
-    expected = featuremill.search(run.root, "r3", 3, column="composition")
+    opened = features.open(run.root, "composition")
+    expected = searched(run, "r3", 3)
     for name in ("embeddings.parquet", "embeddings.npy"):
         (run.root / "new").write_bytes(b"another merge's")
         (run.root / "new").replace(run.root / name)
-    row = searched.rows_of(["r3"])["r3"]
-    queries = Queries(["r3"], searched.take(np.array([row])), [row])
-    found = list(hits.hits_of(searched, queries, hits.Settings(3)))
+    row = opened.rows_of(["r3"])["r3"]
+    queries = Queries(["r3"], opened.take(np.array([row])), [row])
+    found = list(hits.hits_of(opened, queries, hits.Settings(3)))
     pd.testing.assert_frame_equal(pd.DataFrame(found), expected)
 
 
@@ -588,12 +562,8 @@ def test_partial_results_say_so_and_failed_records_why(tmp_path, environment, ca
     verbs.extract(plan | {"shards": plan["shards"][::2]})
     counts = merge_partial(verbs.run_folder, ["parquet", "npy"]).counts
     root = verbs.run_folder.root
-    with (root / "partial" / "failed.tsv").open(newline="") as handle:
-        pending = next(
-            row["id"]
-            for row in csv.DictReader(handle, delimiter="\t")
-            if row["status"] == "pending"
-        )
+    rows = rows_of((root / "partial" / "failed.tsv").read_text())
+    pending = next(row["id"] for row in rows if row["status"] == "pending")
     there = pq.read_table(root / "partial" / "embeddings.parquet")["id"].to_pylist()
     out, err = say(capfd, root, "--query", there[0], "-k", 100, "--metric", "l2")
     assert {row["id"] for row in rows_of(out)} == set(there)
@@ -639,9 +609,8 @@ def esm2(tmp_path_factory, environment):
     weights = "weights/mill_t6_8M.json"
     verbs("weights", "mill_t6_8M", "--output", weights)
     options = {"long": "chunk", "max_residues": 40, "chunk_overlap": 8, "layers": [2, 6]}
-    plan = verbs.plan(PROTEINS, "esm2", options, 100_000, ["--weights", weights])
-    verbs.extract(plan)
-    merge(verbs.run_folder, ["parquet", "npy"], 0)
+    more = ["--weights", weights]
+    verbs.merged(PROTEINS, "esm2", options, 100_000, more, outputs=("parquet", "npy"))
     return verbs
 
 
@@ -674,7 +643,10 @@ def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, se
     assert "weights/mill_t6_8M.json: the weights that" in said and "are not here" in said
     ours = read_sealed(esm2.folder / "weights" / "mill_t6_8M.json")
     other = tmp_path / "other.json"
-    write_sealed(other, ours | {"sha256": "0" * 64})
+    others = tmp_path / "other.safetensors"
+    others.write_bytes(b"others")
+    theirs = {"path": str(others), "bytes": 6, "sha256": hashlib.sha256(b"others").hexdigest()}
+    write_sealed(other, ours | theirs)
     assert "these are other weights" in refusal(capfd, *asked, "--weights", other)
     other.write_text("{}")
     assert "not what featuremill weights wrote" in refusal(capfd, *asked, "--weights", other)
@@ -682,12 +654,9 @@ def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, se
     assert len(rows_of(say(capfd, *asked, "--weights", other)[0])) == 10
     out, err = say(capfd, folder.root, "--query", "p3", "--vectors", "mean_layer_6")
     assert len(rows_of(out)) == 10 and "computed on" not in err, "an id needs no model"
+    older = f"here is version {VERSION} of workload esm2 and not version 0, which computed it"
     for key, value, sentence in (
-        (
-            "version",
-            "0",
-            f"here is version {VERSION} of workload esm2 and not version 0, which computed it",
-        ),
+        ("version", "0", older),
         ("weights_sha256", "1" * 64, "these are other weights than those of"),
     ):
         manifest = read_json(esm2.run_folder.root / "manifest.json")

@@ -18,8 +18,9 @@ from programs import Desk
 from featuremill import config, step
 from featuremill.__main__ import main
 from featuremill.config import project
-from featuremill.flow import preflight, refusals, reruns
+from featuremill.flow import refusals, reruns
 from featuremill.flow.screen import RefusedError
+from featuremill.status.reader import RunReader
 from featuremill.store.results import Results
 from featuremill.workloads.esm2 import sources
 
@@ -214,7 +215,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     def is_kept(methods=()):
         json_path.touch()
         settings = SimpleNamespace(deployment_method=methods)
-        reruns.convert_lost_weights(SimpleNamespace(deployment_settings=settings), run)
+        reruns.convert_other_weights(SimpleNamespace(deployment_settings=settings), run)
         return json_path.exists()
 
     json_path.write_bytes(said_of_it)
@@ -233,36 +234,36 @@ def test_an_older_checkpoint_and_older_weights_are_converted_and_planned_again(f
     """Snakemake sees a file of another content only where its time is newer."""
     monkeypatch.chdir(folder.folder)
     monkeypatch.setenv("FEATUREMILL_CACHE", "cache")
-    path, plan, model = Path("weights/my.json"), folder.results.plan, Path("my.safetensors")
+    path, root, model = Path("weights/my.json"), folder.results.root, Path("my.safetensors")
     shutil.copyfile(sources.BUNDLED / "mill_t6_8M.safetensors", model)
     Path("my.yaml").write_text(json.dumps(folder.config | {"options": {"model": str(model)}}))
     run = config.read(Path("my.yaml"))
     workflow = SimpleNamespace(deployment_settings=SimpleNamespace(deployment_method=()))
-    plan.parent.mkdir(parents=True, exist_ok=True)
-    plan.touch()
 
-    def is_kept():
+    def convert():
         assert main(["weights", str(model), "--output", str(path)]) == 0
-        return look()
+        return plan()
 
-    def look():
-        os.utime(plan)
-        preflight.convert_another_checkpoint(workflow, run)
-        assert path.exists() != reruns.awaits_rerun(plan)
-        return path.exists()
+    def plan():
+        return main(["plan", str(root), "--weights", str(path), "--config", "my.yaml"])
 
-    assert is_kept()
+    def problems():
+        codes = {each.code: each.is_in_the_way for each in RunReader(root).inspect().problems}
+        reruns.convert_other_weights(workflow, run)
+        return codes, path.exists()
+
+    assert convert() == 0 and problems() == ({}, True)
     before = path.read_bytes()
     with model.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
+        file.seek(model.stat().st_size // 2)
         file.write(b"\1")
     os.utime(model, (1, 1))
-    assert not look() and is_kept()
+    assert plan() == 2, "by hand"
+    assert problems() == ({"weights_changed": True}, False)
+    assert convert() == 0 and problems() == ({}, True)
     path.write_bytes(before)
-    assert not look()
-    path.write_bytes(before)
-    words = ["--weights", str(path), "--config", "my.yaml"]
-    assert main(["plan", str(folder.results.root), *words]) == 2
+    assert plan() == 2
+    assert problems() == ({"weights_changed": True}, False), "while there is work"
 
 
 WITHOUT_FEATUREMILL = """

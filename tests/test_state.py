@@ -19,6 +19,7 @@ from featuremill.base.errors import UserError
 from featuremill.config import runs
 from featuremill.status import view
 from featuremill.status.project import ProjectReader
+from featuremill.status.reader import RunReader
 from featuremill.steps.groups import Groups
 from featuremill.steps.heads import Head
 from featuremill.steps.transfer import Transfer
@@ -442,3 +443,22 @@ def test_run_makes_again_what_snakemake_has_no_record_of(desk):
     words = ("--allowed-rules", "merge", "report")
     said = desk.type("featuremill", "run", "my.yaml", "-c", "2", *words, status=None).text
     assert "--allowed-rules without " in said and "type --until merge" in said
+
+
+def test_a_report_is_of_the_results_that_it_was_made_of(desk):
+    """Whatever its time is: a copy of a run has other times, and so has a report put back."""
+    run, copy = Path("results/my"), Path("results/copy")
+    shutil.copytree(run, copy, copy_function=shutil.copy)
+    os.utime(copy / "report.html", (1, 1))
+    assert RunReader(copy).inspect().delivery.reported == "yes"
+    words = ("featuremill", "run", "my.yaml", "-c", "2")
+    write(desk.folder, outputs=["parquet", "tsv"])
+    report = run / "report.html"
+    before = report.read_bytes()
+    desk.type(*words, "--until", "merge")
+    report.touch()
+    assert RunReader(run).inspect().delivery.reported == "older"
+    said = "report.html: it is of other results."
+    assert said in desk.type(*words, "-n").text and report.read_bytes() == before
+    assert said in desk.type(*words).text
+    assert RunReader(run).inspect().delivery.reported == "yes" and report.read_bytes() != before

@@ -11,9 +11,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from mounts import Mount
+from mounts import mounted
 from nvml_node import Gpu, Slice, gpu_name
-from programs import wait_for
+from programs import python, ran, wait_for
 
 from featuremill.base import run_log as run_log_module
 from featuremill.base.devices import Device
@@ -50,14 +50,20 @@ def running(path):
     return [s for s in attempts[-1].samples if s["stage"] == "run"] if attempts else []
 
 
+def manifest_of(verbs):
+    """Return what is in the manifest of the run, merged now."""
+    verbs("merge", verbs.run_folder.root)
+    return json.loads((verbs.run_folder.root / "manifest.json").read_text())
+
+
 def computed(verbs, plan, hold, condition):
     """Compute a plan whose batches do not end before the condition is true."""
     process = verbs.start("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
-    wait_for(condition)
+    value = wait_for(condition)
     hold.unlink()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
-    return said
+    return said, value
 
 
 @pytest.fixture
@@ -106,8 +112,7 @@ def test_a_model_on_the_cpu_leaves_samples_and_a_line_in_the_log(verbs):
     last = attempt.samples[-1]
     assert (last["stage"], last["rows_done"], last["rows_failed"]) == ("finish", 20, 0)
     assert (last["cost_done"], last["cost_left"]) == (shard["cost"], 0)
-    assert last["process"]["memory_mb"] > 100
-    assert last["peak_memory_mb"] > 100
+    assert last["process"]["memory_mb"] > 100 and last["peak_memory_mb"] > 100
     assert not any("devices" in sample for sample in attempt.samples)
     assert attempt.end["status"] == "ok" and attempt.energy_j is None
     (receipt,) = verbs.receipts(plan)
@@ -125,8 +130,7 @@ def test_a_model_on_the_cpu_leaves_samples_and_a_line_in_the_log(verbs):
     assert found["samples"] >= len(at_work) >= 1 and found["attempts"] == 1
     assert found["cpu_percent"] > 0 and found["process_memory_mb"] > 100
     assert set(found) == {"samples", "attempts", "cpu_percent", "process_memory_mb"}
-    verbs("merge", verbs.run_folder.root)
-    manifest = json.loads((verbs.run_folder.root / "manifest.json").read_text())
+    manifest = manifest_of(verbs)
     assert manifest["receipts"][0]["telemetry"] == found
     assert not [key for key in manifest if "energy" in key]
     planned, extracted, merged = run_log(verbs)
@@ -142,12 +146,9 @@ def test_one_long_batch_leaves_samples_in_which_only_time_goes_on(verbs, hold):
     def has_come():
         return len(running(path)) >= 3 and tail_of(path)
 
-    process = verbs.start("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
-    state = wait_for(has_come)
+    _, state = computed(verbs, plan, hold, has_come)
     assert state.end is None and state.sample["stage"] == "run"
     assert [device["kind"] for device in state.devices] == ["cpu"]
-    hold.unlink()
-    process.communicate(timeout=60)
     samples = running(path)
     assert {sample["rows_done"] for sample in samples[:3]} == {0}
     times = [sample["time"] for sample in samples]
@@ -159,7 +160,7 @@ def test_one_long_batch_leaves_samples_in_which_only_time_goes_on(verbs, hold):
 def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
     more = {"power_mw": 300_000, "throttle": 0x5, "meter": 1, "temperature": 71}
     _, plan = on_gpus(Gpu(used_mb=900, busy=87, more=more), hold=str(hold))
-    said = computed(verbs, plan, hold, lambda: len(with_devices(file_of(verbs, plan))) >= 3)
+    said, _ = computed(verbs, plan, hold, lambda: len(with_devices(file_of(verbs, plan))) >= 3)
     assert re.search(rf"20 records in \d+\.\d s on {re.escape(gpu_name(0))}\n", said)
     assert f"  {gpu_name(0)} Simulated GPU on " in run_log(verbs)[-1]
     (attempt,) = telemetry.read(file_of(verbs, plan))
@@ -168,14 +169,8 @@ def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
     assert "of_whole_gpu" not in device
     (last,) = attempt.samples[-1]["devices"]
     energy_j = last.pop("energy_j")
-    assert last == {
-        "uuid": device["uuid"],
-        "utilisation": 87,
-        "memory_mb": 900,
-        "power_w": 300.0,
-        "temperature_c": 71,
-        "throttle": ["power_cap"],
-    }
+    gauges = {"utilisation": 87, "memory_mb": 900, "power_w": 300.0, "temperature_c": 71}
+    assert last == {"uuid": device["uuid"], **gauges, "throttle": ["power_cap"]}
     described = [attempt.start, device, *attempt.samples, *attempt.samples[-1]["devices"]]
     keys = {key for each in [*described, process_of(attempt)] for key in each}
     assert not {key for key in keys - {"time"} if f"`{key}`" not in telemetry.__doc__}
@@ -188,8 +183,7 @@ def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
     names = ("utilisation_percent", "memory_mb", "power_w", "temperature_c")
     assert [found[name] for name in names] == [87.0, 900, 300.0, 71]
     assert 0 < found["throttled_seconds"]["power_cap"] <= receipt["seconds"]["total"] + 1
-    verbs("merge", verbs.run_folder.root)
-    manifest = json.loads((verbs.run_folder.root / "manifest.json").read_text())
+    manifest = manifest_of(verbs)
     assert manifest["gpu_energy_j"] == found["energy_j"]
     per_million = 1e6 * found["energy_j"] / sum(len(sequence) for _, sequence in GOOD)
     assert manifest["gpu_energy_j_per_million"] == pytest.approx(per_million, rel=1e-4)
@@ -216,9 +210,7 @@ def test_what_is_the_whole_gpus_is_said_and_belongs_to_nobody(verbs, on_gpus, ho
     assert values["memory_mb"] == (700 if what == "a slice" else 0)
     (receipt,) = verbs.receipts(plan)
     assert set(receipt["telemetry"]["of_whole_gpu"]) == of_whole_gpu
-    verbs("merge", verbs.run_folder.root)
-    manifest = json.loads((verbs.run_folder.root / "manifest.json").read_text())
-    assert not [key for key in manifest if "energy" in key]
+    assert not [key for key in manifest_of(verbs) if "energy" in key]
 
 
 TROUBLE = {
@@ -313,13 +305,14 @@ def test_what_a_killed_job_sampled_stays_and_its_energy_counts(verbs, on_gpus, h
 
 
 def test_a_job_that_is_stopped_or_fails_says_so_in_both_files(verbs, hold):
-    plan = verbs.plan([*GOOD, ("bad", "RAISE"), ("odd", "NANA")], "poison", {"broken_load": True})
+    records = [*GOOD, ("bad", "RAISE"), ("odd", "NANA")]
+    plan = verbs.plan(records, "poison", {"broken_load": True})
     verbs("extract", verbs.run_folder.root, plan["shards"][0]["shard"], status=1)
     end = telemetry.read(file_of(verbs, plan))[-1].end
     assert end["status"] == "failed" and "no such layer" in end["message"]
     assert "failed" in run_log(verbs)[-1] and "KeyError: 'no such layer'" in run_log(verbs)[-1]
 
-    plan = verbs.plan([*GOOD, ("bad", "RAISE"), ("odd", "NANA")], "poison", {"hold": str(hold)})
+    plan = verbs.plan(records, "poison", {"hold": str(hold)})
     path, shard = file_of(verbs, plan), plan["shards"][0]["shard"]
     process = verbs.start("extract", verbs.run_folder.root, shard, start_new_session=True)
     wait_for(lambda: running(path))
@@ -329,7 +322,7 @@ def test_a_job_that_is_stopped_or_fails_says_so_in_both_files(verbs, hold):
     assert tail_of(path).end["status"] == "stopped"
     assert f"extract  {shard[:8]}  stopped" in run_log(verbs)[-1]
 
-    plan = verbs.plan([*GOOD, ("bad", "RAISE"), ("odd", "NANA")], "poison")
+    plan = verbs.plan(records, "poison")
     verbs.extract(plan)
     verbs.extract(plan)
     done, kept = run_log(verbs)[-2:]
@@ -352,10 +345,7 @@ def test_no_error_of_the_sampler_leaves_its_thread(error):
 
 @pytest.mark.parametrize("harm", ["full", pytest.param("read-only", marks=pytest.mark.slow)])
 def test_a_disk_that_takes_no_samples_takes_no_job_along(verbs, harm):
-    try:
-        mount = Mount(verbs.folder / "small", "64k")
-    except PermissionError as error:
-        pytest.skip(str(error))
+    mount = mounted(verbs.folder / "small", "64k")
     plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.2})
     path, small = file_of(verbs, plan), verbs.folder / "small"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -368,11 +358,8 @@ def test_a_disk_that_takes_no_samples_takes_no_job_along(verbs, harm):
         mount.remount("ro")
     log = verbs.folder / "extract.log"
     command = ["extract", verbs.run_folder.root, plan["shards"][0]["shard"], "--log", log]
-    words = [sys.executable, "-m", "featuremill", *command]
-    process = subprocess.run(
-        mount.command(*words), cwd=verbs.folder, env=verbs.environment, capture_output=True,
-        text=True, timeout=60,
-    )  # fmt: skip
+    words = mount.command(sys.executable, "-m", "featuremill", *command)
+    process = ran(*words, cwd=verbs.folder, env=verbs.environment, timeout=60)
     mount.close()
     assert process.returncode == 0, process.stderr
     said = {"full": "No space left on device", "read-only": "Read-only file system"}[harm]
@@ -422,9 +409,8 @@ def test_a_file_of_a_long_shard_stays_small_and_its_end_says_all(tmp_path, monke
     assert state.start["rows"] == 10**6 and state.devices[0]["slot"] == "0of1"
     assert state.sample == attempt.samples[-1]
     assert sampler.summary["samples"] == hours * 3600
-    assert sampler.summary["throttled_seconds"]["power_cap"] == pytest.approx(
-        hours * 3600, rel=0.01
-    )
+    throttled = sampler.summary["throttled_seconds"]["power_cap"]
+    assert throttled == pytest.approx(hours * 3600, rel=0.01)
     assert seconds_between(path.stat().st_size) > 8
 
 
@@ -479,21 +465,12 @@ def test_clean_and_retry_know_the_file(verbs):
     assert manifest["receipts"][0]["telemetry"]["attempts"] == 1
 
 
+TIMES = (b"NaN", b'"1"', b"9" * 400, b"1e999")
 RUBBISH = (
-    b"\n",
-    b"null\n",
-    b"[1]\n",
-    b'"x"\n',
-    b"\xff\xfe\n",
-    b'{"event":"sample"}\n',
-    b'{"event":"sample","time":NaN}\n',
-    b'{"event":"sample","time":"1"}\n',
-    b'{"event":7,"time":1}\n',
-    b'{"event":"unheard of","time":1}\n',
-    b'{"event":"sample","time":' + b"9" * 400 + b"}\n",
-    b'{"event":"sample","time":1e999}\n',
-    b"[" * 100_000 + b"\n",
-    b"\0" * 4096 + b"\n",
+    *(b"\n", b"null\n", b"[1]\n", b'"x"\n', b"\xff\xfe\n", b'{"event":"sample"}\n'),
+    *(b'{"event":"sample","time":%s}\n' % time for time in TIMES),
+    *(b'{"event":7,"time":1}\n', b'{"event":"unheard of","time":1}\n'),
+    *(b"[" * 100_000 + b"\n", b"\0" * 4096 + b"\n"),
 )
 
 
@@ -507,13 +484,8 @@ def test_rubbish_and_cut_lines_are_passed_over(tmp_path):
     odd += b'"process":7,"seconds":{"run":[]},"stage":"run"}\n'
     path.write_bytes(b"".join([*RUBBISH, start, *RUBBISH, odd, b'{"event":"end","time":3,"st']))
     (attempt,) = telemetry.read(path)
-    sample = {
-        "time": 2,
-        "devices": [{}, {"uuid": "a"}],
-        "process": {},
-        "seconds": {},
-        "stage": "run",
-    }
+    sample = {"time": 2, "devices": [{}, {"uuid": "a"}], "process": {}, "seconds": {}}
+    sample["stage"] = "run"
     assert attempt == ({"time": 1, "rows": 3}, [], [sample], None)
     assert attempt.energy_j is None
     path.write_bytes(start + odd + b'{"event":"end","time":3,"status":"ok"}\n')
@@ -543,8 +515,8 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
         print((time.process_time() - began) / 200)
     """
     node = gpu_node(4)
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "x.jsonl"), *node.uuids]
-    done = subprocess.run(command, env=node.environment, capture_output=True, text=True)
+    words = ("-c", textwrap.dedent(code), tmp_path / "x.jsonl", *node.uuids)
+    done = python(*words, env=node.environment)
     assert float(done.stdout) < 0.005, done.stderr
 
 

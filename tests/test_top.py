@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import forks
 import pytest
 from conftest import NOT_IMPORTED, ROOT
 from documents import section
 from nvml_node import Gpu
-from programs import wait_for
+from programs import ran, wait_for
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
 from snakemake.settings.types import Quietness
@@ -56,9 +55,13 @@ def visited(verbs, **given):
     return watch.run(argparse.Namespace(run_folder=verbs.run_folder.root, **{**usual, **given}))
 
 
+def looked_at(run):
+    return RunReader(run.folder.root).poll()
+
+
 def looked(run):
     """Return what a first look at the run finds, as programs get it."""
-    return RunReader(run.folder.root).poll().now_as_json()
+    return looked_at(run).now_as_json()
 
 
 def drawn(scene, width=120):
@@ -123,7 +126,7 @@ def test_time_left_is_not_named_where_nothing_tells_it(run):
     found = looked(run)
     assert found["time_left"] is None
     assert found["jobs"][0]["stage"] == "wait" and found["jobs"][0]["devices"] == []
-    scene = RunReader(run.folder.root).poll()
+    scene = looked_at(run)
     assert "time left not known: every job waits for a device" in totals_line(scene)
     assert any("1 job waiting for a device: shard 00000000" in line for line in drawn(scene))
     waiting.has(A)
@@ -226,11 +229,8 @@ def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
     assert (first.state, first.host) == ("unclear" if skew < 0 else "running", FAR_AWAY)
     job.sample(200, seconds=1)
     scene = reader.poll()
-    assert (scene.phase, scene.jobs[0].state, scene.jobs[0].rows_done) == (
-        "computing",
-        "running",
-        20,
-    )
+    (job,) = scene.jobs
+    assert (scene.phase, job.state, job.rows_done) == ("computing", "running", 20)
 
 
 def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypatch, capsys):
@@ -254,7 +254,7 @@ def test_a_held_lock_without_news_is_said(run):
     job = run.start(0, A, clock=run.now - 600)
     job.sample(100)
     os.utime(job.path, (job.clock, job.clock))
-    scene = RunReader(run.folder.root).poll()
+    scene = looked_at(run)
     assert scene.phase == "computing" and scene.jobs[0].is_silent
     assert any("nothing heard for 9 min 5" in line for line in drawn(scene))
     assert scene.speed is None and scene.time_left is None
@@ -264,7 +264,7 @@ def test_a_job_whose_clock_is_late_is_not_silent_while_its_lock_is_held(run):
     job = run.start(0, A, clock=run.now - 70)
     for cost_done in (100, 200, 300):
         job.sample(cost_done)
-    scene = RunReader(run.folder.root).poll()
+    scene = looked_at(run)
     assert not scene.jobs[0].is_silent and scene.speed == 10 and scene.time_left.jobs == 1
 
 
@@ -282,22 +282,17 @@ def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
 
 def test_a_job_without_telemetry_is_known_by_its_lock(run):
     run.start(0, A, says=False)
-    (job,) = RunReader(run.folder.root).poll().jobs
+    (job,) = looked_at(run).jobs
     assert (job.state, job.pid, job.devices[0].name) == ("running", 4242, "NVIDIA L4")
     shown = "\n".join(drawn(looked_at(run)))
     assert job.speed is None and re.search(r"^L4 +00000000 ", shown, re.M)
 
 
-def looked_at(run):
-    return RunReader(run.folder.root).poll()
-
-
 def test_telemetry_that_is_cut_garbled_or_begun_anew_is_followed(tmp_path, run):
     job = run.start(0, A)
     with job.path.open("ab") as file:
-        file.write(
-            b'{"event":"sample"}\nrubbish\n\xff\xfe\n[1]\n{"event":"sample","time":"x"}\n{"ev'
-        )
+        file.write(b'{"event":"sample"}\nrubbish\n\xff\xfe\n[1]\n')
+        file.write(b'{"event":"sample","time":"x"}\n{"ev')
     tail = TelemetryTail(job.path)
     tail.poll()
     assert tail.state.sample["stage"] == "load"
@@ -388,23 +383,20 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, caps
     assert set(answer) == set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE))
 
 
-def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
+def test_whoever_has_read_enough_ends_it_without_a_word(run, verbs):
     run.start(0, A).sample(100)
-    command = [sys.executable, "-m", "featuremill", "top", run.folder.root, "--every", "0.05"]
-    process = forks.Forked(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert b"1.2 % of the work" in process.stdout.readline()
+    process = verbs.start("top", run.folder.root, "--every", "0.05", stdout=subprocess.PIPE)
+    assert "1.2 % of the work" in process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 128 + signal.SIGPIPE and process.stderr.read() == b""
+    assert process.wait(60) == 128 + signal.SIGPIPE and process.stderr.read() == ""
     process.stderr.close()
 
 
 def test_it_waits_for_a_run_that_has_not_begun(verbs):
-    for more, folder in ((("--once",), "results/test"), (("--json", "--once"), "results/test")):
-        assert "there is no such folder" in top(verbs, *more, folder=folder, status=2)[1]
+    for more in (("--once",), ("--json", "--once")):
+        assert "there is no such folder" in top(verbs, *more, status=2)[1]
     top(verbs, folder="reslts/test", status=2)  # no folder of runs
-    command = [sys.executable, "-m", "featuremill", "top", "results/test", "--every", "0.5"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = forks.Forked(command, cwd=verbs.folder, env=verbs.environment, **pipes)
+    process = verbs.start("top", "results/test", "--every", "0.5", stdout=subprocess.PIPE)
     assert "waiting for a run in results/test" in process.stderr.readline()
     verbs.extract(verbs.plan([("a", "MKV")]))
     verbs("merge", verbs.run_folder.root)
@@ -445,8 +437,7 @@ def quick(monkeypatch):
 
 def test_snakemake_says_the_totals_now_and_then(run, quick, capfd):
     damaged = run.folder.root.with_name("damaged")
-    damaged.mkdir()
-    (damaged / "store").mkdir()
+    (damaged / "store").mkdir(parents=True)
     Results(damaged).plan.write_text("{")
     end = beneath.follow(Runs(damaged.parent, [damaged, run.folder.root]))
     said = ""
@@ -462,9 +453,8 @@ def test_snakemake_says_the_totals_now_and_then(run, quick, capfd):
         wait_for(lambda: says_more().count("\n") >= 2)
     finally:
         end()
-    assert said.splitlines()[0].startswith(
-        "     top │ test: 6.2 % of the work · 50 of 800 records · 1 job"
-    )
+    first, *_ = said.splitlines()
+    assert first.startswith("     top │ test: 6.2 % of the work · 50 of 800 records · 1 job")
 
 
 @pytest.mark.parametrize(
@@ -486,10 +476,8 @@ def test_snakemake_says_them_only_where_they_are_wanted(
     monkeypatch.setattr(beneath, "follow", lambda runs, may_draw: started.append(may_draw))
     monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "1"])
     monkeypatch.setenv("FEATUREMILL_QUIET", variable)
-    settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
-    workflow = SimpleNamespace(
-        output_settings=settings, is_main_process=is_main, modifier=NOT_IMPORTED
-    )
+    workflow = SimpleNamespace(is_main_process=is_main, modifier=NOT_IMPORTED)
+    workflow.output_settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
     screen.follow(workflow, Runs(Path(), []))
     assert started == [False] * tells, "no handler of Snakemake writes to the terminal here"
 
@@ -506,13 +494,7 @@ class Tmux:
         self._call("new-session", "-d", *size, "-c", str(folder), command)
 
     def _call(self, *arguments):
-        return subprocess.run(
-            [*self._tmux, *arguments],
-            env=self._environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        return ran(*self._tmux, *arguments, env=self._environment, check=True).stdout
 
     def screen(self):
         """Return what stands on it."""
@@ -546,9 +528,7 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert re.search(r"^ +top │ \d+\.\d % of the work · \d+ of 91 records", said, re.MULTILINE)
-    shares = [
-        float(found[1]) for s in screens if (found := re.search(r"^([\d.]+) % of the", s, re.M))
-    ]
+    shares = [float(n) for s in screens for n in re.findall(r"^([\d.]+) % of the", s, re.M)[:1]]
     assert shares == sorted(shares) and len(set(shares)) > 10
     heads = [re.escape(gpu_name.gpu(uuid, number)) for number, uuid in enumerate(node.uuids)]
     row = r"^{} Simulated.* [0-9a-f]{{8}} +\d+/\d+ +9\d % .* 6\d "

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from esm2_models import ALPHABET, demo_proteins, fair_esm
-from programs import wait_for
+from programs import python, wait_for
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -19,19 +19,21 @@ ROOT = Path(__file__).parents[1]
 SHAPE = (2, 32, 4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def training():
-    """The scripts of training/, which import each other as scripts do."""
-    sys.path.insert(0, str(ROOT / "training"))
-    yield
-    sys.path.remove(str(ROOT / "training"))
+with pytest.MonkeyPatch.context() as patch:  # they import each other as scripts do
+    patch.syspath_prepend(str(ROOT / "training"))
+    import perplexity
+    import prepare
+    import probes
+    import shards
+    import train
+    from batches import Cursor, Sampler
+    from network import Network, Shape, save
+    from options import parse_arguments
 
 
 @pytest.fixture(scope="module")
-def work(training, tmp_path_factory):
+def work(tmp_path_factory):
     """A folder as prepare.py makes it: 60 clusters of one or two, and validation proteins."""
-    import shards
-
     folder = tmp_path_factory.mktemp("work")
     proteins = demo_proteins(140, longest=400)
     clusters = [proteins[i : i + 1 + i % 2] for i in range(60)]
@@ -41,8 +43,6 @@ def work(training, tmp_path_factory):
 
 
 def test_shards_keep_every_residue(work, tmp_path, monkeypatch):
-    import shards
-
     monkeypatch.setattr(shards, "SHARD_RESIDUES", 1001)
     clusters = [["MKV", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 41], ["GJ"]]
     shards.write(tmp_path, "some", clusters)
@@ -56,8 +56,6 @@ def test_shards_keep_every_residue(work, tmp_path, monkeypatch):
 
 
 def test_little_room_costs_relatives_not_families():
-    import shards
-
     clusters = {"A" * 80: ["A" * 80, "C" * 80, "D" * 80], "E" * 80: ["F" * 80], "G" * 80: []}
     chosen = shards.choose(clusters, num_bytes=3 * 50)
     assert sorted(map(len, chosen)) == [1, 2] and ["F" * 80] in chosen
@@ -66,8 +64,6 @@ def test_little_room_costs_relatives_not_families():
 
 
 def test_no_cluster_is_in_two_splits(tmp_path):
-    import prepare
-
     draws = [prepare.draw(protein[::-1]) for protein in demo_proteins(400)]
     assert 0.4 < np.mean(draws) < 0.6 and len(set(draws)) == 400
     drawn = {"test": 0.0, "valid": prepare.TEST, "train": prepare.TEST + prepare.VALID}
@@ -80,9 +76,6 @@ def test_no_cluster_is_in_two_splits(tmp_path):
 
 
 def test_masking_is_that_of_the_paper(work):
-    import shards
-    from batches import Cursor, Sampler
-
     proteins = shards.read(work / "shards", "train")
     sampler, cursor = Sampler(proteins, 7), Cursor()
     made = [sampler.batch(cursor, 16, 128) for _ in range(12)]
@@ -102,9 +95,6 @@ def test_masking_is_that_of_the_paper(work):
 
 
 def test_rows_hold_crops_of_proteins_and_token_dropout_counts_each_alone(work):
-    import shards
-    from batches import Cursor, Sampler
-
     proteins = shards.read(work / "shards", "train")
     whole = bytes(proteins.tokens_S)
     tokens_BT, crops_BT = Sampler(proteins, 1).rows(Cursor(), 30, 512, np.random.default_rng(0))
@@ -130,10 +120,6 @@ def test_rows_hold_crops_of_proteins_and_token_dropout_counts_each_alone(work):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch
 def test_the_network_compiles_as_a_whole(work):
-    import shards
-    from batches import Cursor, Sampler
-    from network import Network, Shape
-
     batch = Sampler(shards.read(work / "shards", "train"), 7).batch(Cursor(), 4, 64)
     *inputs, targets = map(torch.from_numpy, batch)
     network = Network(Shape(*SHAPE), torch.float32, 3)
@@ -147,9 +133,6 @@ def test_the_network_compiles_as_a_whole(work):
 
 
 def test_the_network_is_fair_esms(tmp_path):
-    from network import Network, Shape, save
-    from shards import MASK
-
     network = Network(Shape(*SHAPE), torch.float32, 3)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -165,7 +148,7 @@ def test_the_network_is_fair_esms(tmp_path):
     network.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
     reference = fair_esm(*SHAPE, stored)
     tokens = torch.randint(4, 24, (1, 40), generator=torch.Generator().manual_seed(0))
-    tokens[0, [3, 9, 30]] = MASK
+    tokens[0, [3, 9, 30]] = shards.MASK
     expected = [reference(part)["logits"][0] for part in (tokens[:, :25], tokens[:, 25:])]
     scale = torch.full((1, 40), 0.88 / (1 - 2 / 25))
     scale[:, 25:] = 0.88 / (1 - 1 / 15)
@@ -185,8 +168,7 @@ def words_of(work, state, *options):
 def run(work, state, *options):
     """Run train.py as a person would; return (progress, rows of the loss curve, weights)."""
     output = state.with_suffix(".safetensors")
-    command = [sys.executable, ROOT / "training/train.py", *words_of(work, state, *options)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = python(ROOT / "training/train.py", *words_of(work, state, *options), check=True)
     curve = [json.loads(line) for line in (state / "loss.jsonl").read_text().splitlines()]
     weights = output.read_bytes() if output.exists() else b""
     return json.loads(found.stdout), curve, weights
@@ -213,9 +195,6 @@ def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path,
     progress, _, other = run(work, tmp_path / "three", *ended)
     assert progress["cursor"]["step"] == 35 and progress["decay_from"] == 30 and other != weights
     # What would mix two runs, or begin one over another, is refused with a sentence.
-    import train
-    from options import parse_arguments
-
     for options, words in {
         ("--decay-steps", "5"): "one/checkpoint.pt is there: --resume continues that run",
         ("--resume", "--seed", "1"): "is of a run with seed 0, not 1; name another --state",
@@ -248,9 +227,6 @@ def test_a_run_that_is_stopped_keeps_its_state(work, tmp_path):
 
 
 def test_perplexity_is_that_of_fair_esms_logits(tmp_path):
-    import perplexity
-    from network import Network, Shape, save
-
     sizes = dict(zip(("num_layers", "embed_dim", "attention_heads"), map(str, SHAPE), strict=True))
     save(Network(Shape(*SHAPE), torch.float32, 3), tmp_path / "n.safetensors", sizes)
     network = perplexity.load(tmp_path / "n.safetensors", torch.float32)
@@ -278,8 +254,6 @@ def test_perplexity_is_that_of_fair_esms_logits(tmp_path):
 
 
 def test_figures_of_probes_are_what_they_are_called():
-    import probes
-
     random = np.random.default_rng(0)
     scores, positive = random.integers(0, 9, 200) / 3, random.random(200) < 0.3
     pairs = scores[positive][:, None] - scores[~positive]
@@ -293,8 +267,6 @@ def test_figures_of_probes_are_what_they_are_called():
 
 @pytest.mark.slow
 def test_a_probe_finds_kingdoms_and_is_not_fooled_by_genera():
-    import probes
-
     random = np.random.default_rng(1)
     genera = random.integers(0, 60, 600)
     kingdoms = np.array(["Archaea", "Bacteria", "Viruses"])[genera % 3]

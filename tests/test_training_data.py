@@ -12,6 +12,7 @@ from pathlib import Path
 import debian
 import pytest
 from esm2_models import demo_proteins
+from programs import ran
 
 ROOT = Path(__file__).parents[1]
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -118,18 +119,9 @@ def test_one_command_leads_from_the_split_to_the_card(prepare, tmp_path):
 
     shape = "--shape 2 32 4 --batch-tokens 512 --lengths 64 --decay-from 6 --decay-steps 4"
     command = [sys.executable, "-m", "snakemake", "-s", ROOT / "training/Snakefile", "--cores", "1"]
-    command += [
-        "--config",
-        f"work={work}",
-        f"weights={tmp_path}",
-        f"curve={tmp_path}",
-        "device=cpu",
-    ]
-    command += [
-        f"train={shape}",
-        "machine=one core",
-        f"other=itself={work}/mill_t6_8M.safetensors",
-    ]
+    command += ["--config", f"work={work}", f"weights={tmp_path}", f"curve={tmp_path}"]
+    command += ["device=cpu", f"train={shape}", "machine=one core"]
+    command += [f"other=itself={work}/mill_t6_8M.safetensors"]
     subprocess.run(command, check=True, cwd=tmp_path)
     card = (tmp_path / "mill_t6_8M.md").read_text()
     figures = json.loads((work / "figures.json").read_text())
@@ -145,5 +137,5 @@ def test_one_command_leads_from_the_split_to_the_card(prepare, tmp_path):
     assert f"| {low:.3f}–{high:.3f} |" in card
     assert "<svg" in (tmp_path / "mill_t6_8M.curve.svg").read_text()
     command += ["minutes=9", "threads=2"]  # no reason to train again
-    found = subprocess.run([*command, "-n"], capture_output=True, text=True, cwd=tmp_path)
+    found = ran(*command, "-n", cwd=tmp_path)
     assert "Nothing to be done" in found.stdout + found.stderr

@@ -3,6 +3,8 @@
 Pinned memory is ordinary memory here, or none at all (tensors of torch's device `meta`).
 """
 
+from itertools import product
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -72,11 +74,8 @@ def test_all_layers_of_3b_per_residue_pin_little_more_than_they_are(pinned, pool
 
 
 def test_few_values_pin_what_one_allocation_would(pinned):
-    for options in (
-        esm2.Options(),
-        esm2.Options(per_residue=True),
-        esm2.Options(pool="bos", per_residue=True),
-    ):
+    for asked in ({}, {"per_residue": True}, {"pool": "bos", "per_residue": True}):
+        options = esm2.Options(**asked)
         counted = pinned("meta")
         tensors, slabs = of_a_batch(16_600, options, 1, 1280)
         for tensor in tensors:
@@ -96,12 +95,8 @@ def test_what_is_cut_from_a_slab_never_overlaps(pinned):
     counted = pinned("cpu")
     slabs = transfer.Slabs(5_000, 9)
     shapes = [(1, 3), (7, 11), (50, 20), (1, 1), (13, 13)]
-    sources = [
-        torch.randn(shape).to(dtype)
-        for _ in range(9)
-        for shape in shapes
-        for dtype in (torch.float32, torch.float16)
-    ]
+    kinds = product(range(9), shapes, (torch.float32, torch.float16))
+    sources = [torch.randn(shape).to(dtype) for _, shape, dtype in kinds]
     copies = [slabs.cut(source).copy_(source) for source in sources]
     for copy, source in zip(copies, sources, strict=True):
         assert torch.equal(copy, source)

@@ -26,8 +26,9 @@ from Bio.SeqRecord import SeqRecord
 from conftest import ROOT
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from programs import SHEBANG, Desk, wait_for
+from programs import SHEBANG, Desk, python, wait_for
 
+from featuremill.__main__ import main
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.inputs import fasta, kinds, nucleotides
 from featuremill.steps.translate import chunks, contigs, folder, orfs
@@ -36,9 +37,7 @@ from featuremill.steps.translate.write import translate
 from featuremill.store.formats import RECORD
 from featuremill.workload import Record
 
-SAME_FOLDER = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
-)
+SAME_FOLDER = settings(suppress_health_check=[*HealthCheck], deadline=None, max_examples=60)
 IUPAC = dict(zip("ACGT", "ACGT", strict=True))
 IUPAC |= {"R": "AG", "Y": "CT", "S": "CG", "W": "AT", "K": "GT", "M": "AC"}
 IUPAC |= {"B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG", "N": "ACGT"}
@@ -46,6 +45,9 @@ IUPAC |= {"B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG", "N": "ACGT"}
 BASE_PAIR = dict(zip("ACGT", "TGCA", strict=True))
 ALL_FILES = {*folder.FILES, folder.SUMMARY}
 STOPS = "ATGGCCTAAGCCGCCATGTAAGCCGCCTAA"
+PARTED = "GCC" * 9 + "N" * 11 + "GCC" * 9
+ODD = ["ATGGCC" * 9 + "A", "CCNGGCRAC" * 4]
+ANY_ORF = ("orfs", {"min_residues": 1})
 GENE = "ATGGCTGAAACCTTCGGTCAGAAAGTTCTGGCTAATTAA"
 
 
@@ -56,9 +58,8 @@ GENE = "ATGGCTGAAACCTTCGGTCAGAAAGTTCTGGCTAATTAA"
 def residue_of(codon, code):
     """Return a residue, * for a stop, or X, from Biopython's table of plain codons."""
     table = unambiguous_dna_by_id[code]
-    found = {
-        table.forward_table.get("".join(plain), "*") for plain in product(*map(IUPAC.get, codon))
-    }
+    plain = map("".join, product(*map(IUPAC.get, codon)))
+    found = {table.forward_table.get(one, "*") for one in plain}
     pairs = {frozenset("DN"): "B", frozenset("EQ"): "Z", frozenset("IL"): "J"}
     return found.pop() if len(found) == 1 else pairs.get(frozenset(found), "X")
 
@@ -69,6 +70,21 @@ PAIRS = {letter: BY_BASES[frozenset(map(BASE_PAIR.get, bases))] for letter, base
 
 def other_strand(sequence):
     return "".join(map(PAIRS.get, reversed(sequence)))
+
+
+def in_frames(chunk, other):
+    """Yield (strand, name, letters, frame, codons) of a chunk and its other strand."""
+    for strand, name, letters in (("+", "F", chunk), ("-", "R", other)):
+        for frame in range(3):
+            yield strand, name, letters, frame, codons_of(letters, frame)
+
+
+def codons_of(letters, frame):
+    return [letters[at : at + 3] for at in range(frame, len(letters) - 2, 3)]
+
+
+def is_plain(codon):
+    return set(codon) <= set("ACGT")
 
 
 def chunks_by_hand(id, sequence, window):
@@ -83,43 +99,42 @@ def chunks_by_hand(id, sequence, window):
     assert starts[-1] == max(0, length - window)
     for k, start in enumerate(starts, 1):
         chunk = sequence[start : start + window]
-        for strand, name, letters in (("+", "F", chunk), ("-", "R", other_strand(chunk))):
-            for frame in range(3):
-                codons = [letters[i : i + 3] for i in range(frame, len(letters) - 2, 3)]
-                plain = [codon for codon in codons if set(codon) <= set("ACGT")]
-                protein = "".join(residue_of(codon, 1) for codon in plain)
-                if not protein or "*" in protein:
-                    continue
-                low, high = frame, frame + 3 * len(codons)
-                if strand == "-":
-                    low, high = len(chunk) - high, len(chunk) - low
-                named = f"{id}_chunk_{k}{name}{frame + 1}"
-                place = (start + low, start + high, strand, frame + 1)
-                yield (named, *place, protein, "".join(codons))
+        for strand, name, _, frame, codons in in_frames(chunk, other_strand(chunk)):
+            protein = "".join(residue_of(codon, 1) for codon in codons if is_plain(codon))
+            if not protein or "*" in protein:
+                continue
+            low, high = frame, frame + 3 * len(codons)
+            if strand == "-":
+                low, high = len(chunk) - high, len(chunk) - low
+            place = (start + low, start + high, strand, frame + 1)
+            yield (f"{id}_chunk_{k}{name}{frame + 1}", *place, protein, "".join(codons))
+
+
+def windows_by_hand(length, window):
+    """Yield (number, start, end) as VirNucPro's program has them."""
+    number = -(-length // window)
+    surplus = number * window - length
+    small = surplus // number
+    overlaps = [small + 1] * (surplus - small * (number - 1)) + [small] * number
+    start = 0
+    for k, overlap in zip(range(1, number + 1), overlaps, strict=False):
+        yield k, start, min(start + window, length)
+        start += window - overlap
 
 
 def virnucpro_by_hand(id, sequence, window):
     """Yield the same as VirNucPro's program does, but for fragments without a residue."""
-    length = len(sequence)
-    number = -(-length // window)
-    surplus = number * window - length
-    small = int(surplus / number)
-    left = surplus - small * (number - 1)
-    overlaps = [small + 1] * left + [small] * (number - 1 - left) + [0]
-    for k in range(number):
-        start = k * window - sum(overlaps[:k])
-        chunk = sequence[start : start + window]
-        other = "".join({"A": "T", "C": "G", "G": "C", "T": "A"}.get(c, c) for c in chunk[::-1])
-        for strand, name, letters in (("+", "F", chunk), ("-", "R", other)):
-            for frame in range(3):
-                codons = [letters[i : i + 3] for i in range(frame, len(letters) - 2, 3)]
-                residues = [residue_of(c, 1) for c in codons if set(c) <= set("ACGT")]
-                if not residues or "*" in residues:
-                    continue
-                coding = letters[frame : frame + 3 * len(residues) + 1]
-                low = frame if strand == "+" else len(chunk) - frame - len(coding)
-                place = (start + low, start + low + len(coding), strand, frame + 1)
-                yield (f"{id}_chunk_{k + 1}{name}{frame + 1}", *place, "".join(residues), coding)
+    for k, start, end in windows_by_hand(len(sequence), window):
+        chunk = sequence[start:end]
+        other = "".join(BASE_PAIR.get(letter, letter) for letter in chunk[::-1])
+        for strand, name, letters, frame, codons in in_frames(chunk, other):
+            residues = [residue_of(codon, 1) for codon in codons if is_plain(codon)]
+            if not residues or "*" in residues:
+                continue
+            coding = letters[frame : frame + 3 * len(residues) + 1]
+            low = frame if strand == "+" else len(chunk) - frame - len(coding)
+            place = (start + low, start + low + len(coding), strand, frame + 1)
+            yield (f"{id}_chunk_{k}{name}{frame + 1}", *place, "".join(residues), coding)
 
 
 def orfs_by_hand(id, sequence, code, min_residues, from_start):
@@ -211,30 +226,24 @@ def check(contigs_of, place, by, options):
     told = summary["contigs"]
     assert told["read"] == len(contigs_of) == len(with_any) + told["without_fragments"]
     assert told["with_fragments"] == len(with_any) and told["refused"] == 0
-    assert [row["contig"] for row in listed(place)] == [
-        id for id in contigs_of if id not in with_any
-    ]
-    assert {row["status"] for row in listed(place)} <= {"without"}
+    without = [(row["contig"], row["status"]) for row in listed(place)]
+    assert without == [(id, "without") for id in contigs_of if id not in with_any]
     assert summary["fragments"] == len(expected)
     assert summary["residues"] == sum(len(row[6]) for row in expected)
     assert summary["nucleotides"] == sum(map(len, contigs_of.values()))
 
 
+GAPPED = st.sampled_from(["ATG", "GCC", "TAA", "N" * 9, "N" * 10, "N" * 13, "A"])
+LONG_FRAMES = st.sampled_from(["ATG", "GCC", "TTG", "TAA", "TTA", "CAT", "A"])
+"""Few stops, and starts, on either strand."""
 dna = st.one_of(
-    st.lists(
-        st.sampled_from(["ATG", "GCC", "TAA", "N" * 9, "N" * 10, "N" * 13, "A"]), max_size=30
-    ).map("".join),
+    st.lists(GAPPED, max_size=30).map("".join),
     st.text("ACGT", max_size=120),
     st.text("ACGTNRYSWKMBDHV", max_size=60),
-    # Few stops, and starts: long frames, on either strand.
-    st.lists(
-        st.sampled_from(["ATG", "GCC", "TTG", "TAA", "TTA", "CAT", "A"]), min_size=9, max_size=40
-    ).map("".join),
+    st.lists(LONG_FRAMES, min_size=9, max_size=40).map("".join),
 )
-CHUNKS = st.tuples(
-    st.sampled_from(["chunks", "virnucpro"]),
-    st.builds(lambda window: {"window": window}, st.integers(3, 40)),
-)
+WINDOWS = st.builds(lambda window: {"window": window}, st.integers(3, 40))
+CHUNKS = st.tuples(st.sampled_from(["chunks", "virnucpro"]), WINDOWS)
 ORFS = st.builds(
     lambda code, least, orf: ("orfs", {"code": code, "min_residues": least, "orf": orf}),
     st.sampled_from(sorted(unambiguous_dna_by_id)),
@@ -250,25 +259,13 @@ ORFS = st.builds(
     batch=st.sampled_from([1, 30, 2**20]),
     block=st.sampled_from([1, 100, 2**24]),
 )
-@example(
-    sequences=["ATG" * 30, "CAT" * 30 + "A"], way=("orfs", {"min_residues": 1}), batch=1, block=1
-)
-@example(sequences=["AA", "AAA"], way=("orfs", {"min_residues": 1}), batch=1, block=1)
-@example(sequences=[STOPS], way=("orfs", {"min_residues": 1}), batch=1, block=1)
-@example(sequences=["N" * 30], way=("orfs", {"min_residues": 1}), batch=1, block=1)
-@example(
-    sequences=["GCC" * 9 + "N" * 11 + "GCC" * 9],
-    way=("orfs", {"min_residues": 2}),
-    batch=9,
-    block=1,
-)
+@example(sequences=["ATG" * 30, "CAT" * 30 + "A"], way=ANY_ORF, batch=1, block=1)
+@example(sequences=["AA", "AAA"], way=ANY_ORF, batch=1, block=1)
+@example(sequences=[STOPS], way=ANY_ORF, batch=1, block=1)
+@example(sequences=["N" * 30], way=ANY_ORF, batch=1, block=1)
+@example(sequences=[PARTED], way=("orfs", {"min_residues": 2}), batch=9, block=1)
 @example(sequences=["N" * 30, "ACGNNN" * 5], way=("chunks", {"window": 9}), batch=30, block=1)
-@example(
-    sequences=["ATGGCC" * 9 + "A", "CCNGGCRAC" * 4],
-    way=("virnucpro", {"window": 20}),
-    batch=30,
-    block=1,
-)
+@example(sequences=ODD, way=("virnucpro", {"window": 20}), batch=30, block=1)
 def test_fragments_are_those_made_by_hand(sequences, way, batch, block, tmp_path, monkeypatch):
     """Wherever batches, pieces of a long contig and blocks of the files end."""
     by, options = way
@@ -284,25 +281,17 @@ def test_fragments_are_those_made_by_hand(sequences, way, batch, block, tmp_path
     for _, contig, start, end, strand, _, protein, coding in written(tmp_path / "out"):
         letters = Seq(given_contigs[contig][start:end])
         letters = letters if strand == "+" else letters.reverse_complement()
-        assert coding == str(letters) or (by == "virnucpro" and not set(coding) <= set("ACGT"))
-        if set(coding) <= set("ACGT") and by != "virnucpro":
+        assert coding == str(letters) or (by == "virnucpro" and not is_plain(coding))
+        if is_plain(coding) and by != "virnucpro":
             code = unambiguous_dna_by_id[options.get("code", 1)]
-            plain = (coding[at : at + 3] for at in range(0, len(coding), 3))
-            assert protein == "".join(code.forward_table[codon] for codon in plain)
+            assert protein == "".join(map(code.forward_table.get, codons_of(coding, 0)))
 
 
 @pytest.mark.parametrize("window", [300, 500])
 def test_virnucpros_windows_are_its_own_at_every_length(window):
     """As its program has them: published results join the same ids with the same features."""
     for length in range(1, 20_001):
-        number = -(-length // window)
-        surplus = number * window - length
-        small = surplus // number
-        overlaps = [small + 1] * (surplus - small * (number - 1)) + [small] * number
-        start, expected = 0, []
-        for k, overlap in zip(range(1, number + 1), overlaps, strict=False):
-            expected.append((k, start, min(start + window, length)))
-            start += window - overlap
+        expected = list(windows_by_hand(length, window))
         assert list(chunks.windows(length, window, True)) == expected, length
     last_of_501 = list(chunks.windows(501, 500, True))[-1]
     assert last_of_501 == (2, 250, 501), "shorter than the window"
@@ -359,10 +348,7 @@ def test_codons_are_those_of_biopython_in_every_code(number):
     letters = "".join(every).encode()
     assert code.translated(letters).decode() == "".join(residue_of(c, number) for c in every)
     skipped = code.skipping().translated(letters).decode()
-    assert {r == "-" for c, r in zip(every, skipped, strict=True) if set(c) <= set("ACGT")} == {
-        False
-    }
-    assert {r for c, r in zip(every, skipped, strict=True) if not set(c) <= set("ACGT")} == {"-"}
+    assert [r == "-" for r in skipped] == [not is_plain(codon) for codon in every]
     from featuremill.steps.translate.genetic_code import codons
 
     starts = {codon for codon in every if code.is_start[codons(codon.encode())[0]]}
@@ -378,28 +364,13 @@ def test_the_other_strand_pairs_every_letter():
 # Reading
 
 
-lines_of_fasta = st.lists(
-    st.one_of(
-        st.text("ACGTNacgu", max_size=30),
-        st.sampled_from(
-            [
-                "",
-                " ",
-                ";note",
-                "# note",
-                "ACG T",
-                "\ufeff>c bom",
-                ">é",
-                ">",
-                "AC-GT",
-                "ACGX",
-                "  AC ",
-            ]
-        ),
-        st.builds(">{} {}".format, st.sampled_from("abc"), st.text("xyz ", max_size=20)),
-    ),
-    max_size=12,
-).map(lambda lines: [">first", *lines])
+ODD_LINES = ["", " ", ";note", "# note", "ACG T", "\ufeff>c bom", ">é", ">", "AC-GT", "ACGX"]
+line_of_fasta = st.one_of(
+    st.text("ACGTNacgu", max_size=30),
+    st.sampled_from([*ODD_LINES, "  AC "]),
+    st.builds(">{} {}".format, st.sampled_from("abc"), st.text("xyz ", max_size=20)),
+)
+lines_of_fasta = st.lists(line_of_fasta, max_size=12).map(lambda lines: [">first", *lines])
 
 
 @SAME_FOLDER
@@ -437,9 +408,7 @@ resource.setrlimit(resource.RLIMIT_AS, (now + 65_000_000,) * 2)
 print([(record.id, len(record.payload)) for record in contigs_in([Path(sys.argv[1])])])
 """
     few = write(tmp_path / "few.fna", [("c", "ACGT")])
-    done = subprocess.run(
-        [sys.executable, "-c", program, path, few], env=environment, capture_output=True, text=True
-    )
+    done = python("-c", program, path, few, env=environment)
     assert done.stdout == "[('c', 40000000), ('d', 5)]\n", done.stderr
 
 
@@ -448,10 +417,9 @@ def test_every_format_gives_the_same_fragments(suffix, tmp_path):
     given_contigs = {"c1": GENE * 9, "c2": GENE[:20], "c3": "NNNNN"}
     path = tmp_path / f"in{suffix}"
     if suffix == ".gbk":
-        entries = [
-            SeqRecord(Seq(s), id, id, "x", annotations={"molecule_type": "DNA"})
-            for id, s in given_contigs.items()
-        ]
+        kind = {"molecule_type": "DNA"}
+        of = given_contigs.items()
+        entries = [SeqRecord(Seq(s), id, id, "x", annotations=kind) for id, s in of]
         SeqIO.write(entries, path, "genbank")
     elif suffix == ".fq":
         reads = (f"@{id} x\n{s}\n+\n{'I' * len(s)}\n" for id, s in given_contigs.items())
@@ -465,9 +433,8 @@ def test_every_format_gives_the_same_fragments(suffix, tmp_path):
     translate([path], tmp_path / "out", "chunks", window=50)
     check(given_contigs, tmp_path / "out", "chunks", {"window": 50})
     (none,) = listed(tmp_path / "out")
-    assert none["file"] == str(path) and none["reason"].startswith(
-        "a stop codon, or no codon of A, C, G and T"
-    )
+    assert none["file"] == str(path)
+    assert none["reason"].startswith("a stop codon, or no codon of A, C, G and T")
 
 
 def test_contigs_without_fragments_are_listed_with_file_line_and_reason(tmp_path):
@@ -501,44 +468,28 @@ def refused(tmp_path, files, by="chunks", out="out", **options):
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
+TWICE = "and ids of fragments begin with it; rename one or, if these are the two reads of a pair, "
+TWICE += "give their files as a sheet of samples (samples:)."
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (
-            {"p.faa": ">p\nMKVLLAGGEFILPQ\n"},
-            "p.faa:1: record 'p' is a protein ('L' at base 4), but nucleotides are read here; give "
-            "DNA or RNA, or choose a workload for proteins.",
-        ),
-        (
-            {"a.fna": ">a\nACGT\n>b\nACGT\n>a\nAAAA\n"},
-            "a.fna:5: the id 'a' is also that of a.fna:1, and ids of fragments begin with it; "
-            "rename one or, if these are the two reads of a pair, give their files as a sheet of "
-            "samples (samples:).",
-        ),
-        (
-            {"a.fna": ">a\nACGT\n>b\nACGT\n", "b.fna": ">c\nACGT\n>b\nACGT\n"},
-            "b.fna:3: the id 'b' is also that of a.fna:3, and ids of fragments begin with it; "
-            "rename one or, if these are the two reads of a pair, give their files as a sheet of "
-            "samples (samples:).",
-        ),
-        (
-            {"a.fna": ">a\nAC\n>b\nA\n"},
-            "a.fna: no contig is as long as a codon (3 nucleotides); check the step that made this "
-            "file.",
-        ),
-        (
-            {"a.fna": ">a\nAC-GT\n>b\n"},
-            "a.fna:1: every contig is refused, this first one as not a nucleotide: '-' at base 3; "
-            "give DNA or RNA.",
-        ),
-        (
-            {"a.csv": "id,dna\nmy contig,ACGT\n"},
-            "a.csv:2: there is white space in the id 'my contig', and in FASTA an id ends there; "
-            "give it one without.",
-        ),
+        ({"p.faa": ">p\nMKVLLAGGEFILPQ\n"}, "p.faa:1: record 'p' is a protein ('L' at base 4), "
+         "but nucleotides are read here; give DNA or RNA, or choose a workload for proteins."),
+        ({"a.fna": ">a\nACGT\n>b\nACGT\n>a\nAAAA\n"},
+         f"a.fna:5: the id 'a' is also that of a.fna:1, {TWICE}"),
+        ({"a.fna": ">a\nACGT\n>b\nACGT\n", "b.fna": ">c\nACGT\n>b\nACGT\n"},
+         f"b.fna:3: the id 'b' is also that of a.fna:3, {TWICE}"),
+        ({"a.fna": ">a\nAC\n>b\nA\n"}, "a.fna: no contig is as long as a codon (3 nucleotides); "
+         "check the step that made this file."),
+        ({"a.fna": ">a\nAC-GT\n>b\n"}, "a.fna:1: every contig is refused, this first one as not a "
+         "nucleotide: '-' at base 3; give DNA or RNA."),
+        ({"a.csv": "id,dna\nmy contig,ACGT\n"}, "a.csv:2: there is white space in the id 'my "
+         "contig', and in FASTA an id ends there; give it one without."),
         ({"a.fna": ""}, "a.fna: this file is empty; check the step that made it."),
     ],
-)
+)  # fmt: skip
 def test_bad_inputs_are_refused_in_one_sentence(files, said, tmp_path):
     assert refused(tmp_path, files) == said
     assert not (tmp_path / "out").exists()
@@ -550,55 +501,38 @@ def test_the_first_repeat_among_thousands_is_named(tmp_path):
     path = write(tmp_path / "in.fna", records)
     with pytest.raises(UserError, match=r"in\.fna:3401: the id 'c11' is also that of .*:23,"):
         list(contigs.Ids().checked(nucleotides([path])))
-    read = []
+    many = (Record(f"c{n % 900}", "", b"A", "x", n) for n in range(10**6))
     with pytest.raises(UserError):
-        read.extend(
-            contigs.Ids().checked(Record(f"c{n % 900}", "", b"A", "x", n) for n in range(10**6))
-        )
+        list(contigs.Ids().checked(many))
 
 
 @pytest.mark.parametrize(
     ("by", "options", "said"),
     [
-        (
-            "orfs",
-            {"code": 7},
-            "--code 7: NCBI has no such genetic code; its codes are 1, 2, 3, 4, 5, 6, 9, 10, 11, "
-            "12, 13, 14, 15, 16, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32 and 33 (1 is the "
-            "standard code, 11 that of bacteria, archaea and their viruses).",
-        ),
-        (
-            "chunks",
-            {"code": 11},
-            "--code has no effect with --by chunks; leave it out, or take --by orfs.",
-        ),
-        (
-            "orfs",
-            {"window": 300},
-            "--window has no effect with --by orfs; leave it out, or take --by chunks or "
-            "virnucpro.",
-        ),
-        (
-            "genes",
-            {"code": 11},
-            "--code has no effect with --by genes; leave it out, or take --procedure single.",
-        ),
+        ("orfs", {"code": 7}, "--code 7: NCBI has no such genetic code; its codes are 1, 2, 3, 4, "
+         "5, 6, 9, 10, 11, 12, 13, 14, 15, 16, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32 and "
+         "33 (1 is the standard code, 11 that of bacteria, archaea and their viruses)."),
+        ("chunks", {"code": 11},
+         "--code has no effect with --by chunks; leave it out, or take --by orfs."),
+        ("orfs", {"window": 300}, "--window has no effect with --by orfs; leave it out, or take "
+         "--by chunks or virnucpro."),
+        ("genes", {"code": 11},
+         "--code has no effect with --by genes; leave it out, or take --procedure single."),
         ("chunks", {"window": 2}, "--window 2: this must be at least 3."),
         ("orfs", {"min_residues": 0}, "--min-residues 0: this must be at least 1."),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_refused_before_anything_is_read(by, options, said, tmp_path):
     assert refused(tmp_path, {"a.fna": f">a\n{GENE}\n"}, by, **options) == said
     assert not (tmp_path / "out").exists()
 
 
-def test_a_code_that_is_no_number_is_refused(verbs):
-    write(verbs.folder / "a.fna", [("a", GENE)])
-    for code in ("", "standard"):
-        said = verbs(
-            *("translate", "a.fna", "--output", "out", "--by", "orfs", "--code", code), status=2
-        )
-        assert f"argument --code: invalid int value: {code!r}" in said
+@pytest.mark.parametrize("code", ["", "standard"])
+def test_a_code_that_is_no_number_is_refused(code, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["translate", "a.fna", "--output", "out", "--by", "orfs", "--code", code])
+    assert ended.value.code == 2
+    assert f"argument --code: invalid int value: {code!r}" in capsys.readouterr().err
 
 
 def test_stops_that_may_be_residues_are_said(tmp_path, caplog):
@@ -616,19 +550,16 @@ def test_a_folder_that_holds_something_else_is_left_alone(name, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("mine")
     said = refused(tmp_path, {"a.fna": f">a\n{GENE}\n"})
-    assert said == (
-        f"out: there is '{name}', which is of no translation; name a new folder, or an empty one."
-    )
+    theirs = f"out: there is '{name}', which is of no translation"
+    assert said == f"{theirs}; name a new folder, or an empty one."
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["mine"]
 
 
 def test_an_output_that_is_a_file_or_holds_the_input_is_refused(tmp_path):
-    assert refused(tmp_path, {"a.fna": f">a\n{GENE}\n", "out": ">b\nACGT\n"}) == (
-        "out: this is a file; name a new folder with --output."
-    )
-    assert refused(tmp_path, {"a.fna": f">a\n{GENE}\n"}, out=".") == (
-        "a.fna: this input stands in the output folder; name another folder."
-    )
+    said = refused(tmp_path, {"a.fna": f">a\n{GENE}\n", "out": ">b\nACGT\n"})
+    assert said == "out: this is a file; name a new folder with --output."
+    said = refused(tmp_path, {"a.fna": f">a\n{GENE}\n"}, out=".")
+    assert said == "a.fna: this input stands in the output folder; name another folder."
 
 
 def states(place):
@@ -731,11 +662,9 @@ def test_who_is_stopped_between_the_names_and_the_summary_starts_anew(tmp_path, 
 
 def test_two_at_one_folder_are_one_too_many(tmp_path):
     path, place = write(tmp_path / "a.fna", [("a", GENE)]), tmp_path / "out"
-    with folder.locked(place), pytest.raises(UserError) as caught:
+    said = rf"^{place}: another featuremill is translating into it; wait for it\.$"
+    with folder.locked(place), pytest.raises(UserError, match=said):
         translate([path], place, "chunks")
-    assert str(caught.value) == (
-        f"{place}: another featuremill is translating into it; wait for it."
-    )
 
 
 # Genes
@@ -881,10 +810,8 @@ def phage(tmp_path_factory):
     lines = gzip.decompress(reads.read_bytes()).decode().splitlines()
     of_reads = {h[1:].split()[0]: s for h, s in zip(lines[::4], lines[1::4], strict=True)}
     assert len(of_reads) == 10_000
-    return [
-        (genome, sequences_in(gzip.decompress(genome.read_bytes()).decode())),
-        (reads, of_reads),
-    ]
+    of_genome = sequences_in(gzip.decompress(genome.read_bytes()).decode())
+    return [(genome, of_genome), (reads, of_reads)]
 
 
 @pytest.fixture(scope="module")
@@ -899,17 +826,17 @@ def klebsiella(tmp_path_factory):
     return files, found
 
 
-WAYS = [
-    ("chunks", {"window": 500}),
-    ("chunks", {"window": 300}),
-    ("orfs", {}),
-    ("orfs", {"code": 11, "min_residues": 60, "orf": "between-stops"}),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("by", "options"), WAYS)
+@pytest.mark.parametrize(
+    ("by", "options"),
+    [
+        ("chunks", {"window": 500}),
+        ("chunks", {"window": 300}),
+        ("orfs", {}),
+        ("orfs", {"code": 11, "min_residues": 60, "orf": "between-stops"}),
+    ],
+)
 def test_real_genomes_and_reads_give_the_fragments_made_by_hand(
     by, options, phage, klebsiella, tmp_path
 ):
@@ -941,18 +868,14 @@ def test_the_genes_of_a_phage_are_those_that_prodigal_writes(phage, tmp_path):
         rows = written(out)
         assert [row[0] for row in rows] == [n.replace("_", "_gene_") for n in proteins]
         assert [row[6] for row in rows] == [p.rstrip("*") for p in proteins.values()]
-        assert [row[7] for row in rows] == [
-            letters[: 3 * len(row[6])] for row, letters in zip(rows, coding.values(), strict=True)
-        ]
+        for row, letters in zip(rows, coding.values(), strict=True):
+            assert row[7] == letters[: 3 * len(row[6])]
         for _, contig, start, end, strand, frame, _, letters in rows:
             forward = Seq(pieces[contig][start:end])
             assert letters == str(forward if strand == "+" else forward.reverse_complement())
             left = start if strand == "+" else len(pieces[contig]) - end
             assert frame == left % 3 + 1
         assert {row[1] for row in rows} == {"whole", "cut"} and len(rows) > 50
-
-
-MEGABYTES = 500
 
 
 @pytest.mark.slow
@@ -976,12 +899,9 @@ sys.exit(status)
             for begin in range(0, size, 6_000_000):
                 num_letters = min(6_000_000, size - begin)
                 letters = np.frombuffer(b"ACGT", np.uint8)[draw.integers(0, 4, num_letters)]
-                out.writelines(
-                    letters[at : at + 80].tobytes() + b"\n" for at in range(0, num_letters, 80)
-                )
-    words = ["translate", str(path), "--output", str(tmp_path / "out"), "--by", by]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True
-    )
+                lines = (letters[at : at + 80].tobytes() for at in range(0, num_letters, 80))
+                out.writelines(line + b"\n" for line in lines)
+    words = ["translate", path, "--output", tmp_path / "out", "--by", by]
+    done = python("-c", program, *words, env=environment)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < MEGABYTES
+    assert int(done.stdout) < 500

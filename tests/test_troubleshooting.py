@@ -21,7 +21,7 @@ import yaml
 from broken_stores import damage_of
 from conftest import NOT_IMPORTED, ROOT
 from leases import Leases
-from mounts import Mount
+from mounts import mounted
 from nvml_node import Gpu
 from programs import Desk, Workflow, fasta, random_records, wait_for, written
 
@@ -55,9 +55,7 @@ def pattern(message):
 
 def shows(heading, *words):
     """Declare that a test makes the messages below `heading` appear: all, or those with `words`."""
-    mine = [
-        message for message in page()[heading] if any(word in message for word in words or [""])
-    ]
+    mine = [said for said in page()[heading] if any(word in said for word in words or [""])]
     assert mine
     declared.setdefault(heading, set()).update(mine)
     return explains(*mine, name=heading)
@@ -72,6 +70,12 @@ def explains(*messages, name="not on the page"):
         assert not missing, said
 
     return pytest.mark.parametrize("see", [see], ids=[name])
+
+
+def config_of(verbs, records):
+    """Return a config for these records, which are in a file of their own."""
+    (verbs.folder / "in.fa").write_text(fasta(records))
+    return written({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
 
 
 def stdout_of(verbs, *words, status=0):
@@ -114,13 +118,19 @@ def test_the_last_screen_of_a_bad_run(see, tmp_path, environment):
     assert "--configfile config.yaml --cores 2" in end
 
 
-@shows("A job failed under Snakemake", "stopped:", "The same command continues")
-def test_a_run_that_is_stopped_with_ctrl_c_is_no_fault(see, tmp_path, environment):
+@pytest.fixture
+def held(tmp_path, environment):
+    """Return a workflow that computes while the file hold exists, its process and a job's lock."""
     workflow = Workflow(tmp_path, environment, random_records(30), hold="hold")
     (tmp_path / "hold").touch()
     process = workflow.start()
-    lock = functools.partial(workflow.run_folder.store.glob, "journals/*/*.lock")
-    wait_for(lambda: workflow.computed.exists() and next(lock(), None))
+    locks = functools.partial(workflow.run_folder.store.glob, "journals/*/*.lock")
+    return workflow, process, wait_for(lambda: workflow.computed.exists() and next(locks(), None))
+
+
+@shows("A job failed under Snakemake", "stopped:", "The same command continues")
+def test_a_run_that_is_stopped_with_ctrl_c_is_no_fault(see, held):
+    _, process, _ = held
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
@@ -131,14 +141,10 @@ def test_a_run_that_is_stopped_with_ctrl_c_is_no_fault(see, tmp_path, environmen
 
 @pytest.mark.slow
 @shows("A job failed under Snakemake", "SIGKILL")
-def test_a_job_that_is_killed_from_outside(see, tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(30), hold="hold")
-    (tmp_path / "hold").touch()
-    process = workflow.start()
-    lock = functools.partial(workflow.run_folder.store.glob, "journals/*/*.lock")
-    wait_for(lambda: workflow.computed.exists() and next(lock(), None))
-    os.kill(lock_holder.read(next(lock()))["pid"], signal.SIGKILL)
-    (tmp_path / "hold").unlink()
+def test_a_job_that_is_killed_from_outside(see, held):
+    workflow, process, lock = held
+    os.kill(lock_holder.read(lock)["pid"], signal.SIGKILL)
+    (workflow.folder / "hold").unlink()
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     see(said)
@@ -385,14 +391,10 @@ def test_a_log_on_a_full_disk_is_no_end_of_work(see, verbs):
 
 @shows("The disk is full", "No space left on device; nothing")
 def test_a_disk_that_is_full(see, verbs):
-    try:
-        mount = Mount(verbs.folder / "disk", "1m")
-    except PermissionError as error:
-        pytest.skip(str(error))
+    mount = mounted(verbs.folder / "disk", "1m")
     subprocess.run(mount.command("sh", "-c", "cat /dev/zero >filler 2>/dev/null; true"), check=True)
-    (verbs.folder / "in.fa").write_text(fasta(GOOD))
-    config = json.dumps({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
-    see(verbs("plan", mount.seen(mount.folder) / "test", "--config", written(config), status=1))
+    config = config_of(verbs, GOOD)
+    see(verbs("plan", mount.seen(mount.folder) / "test", "--config", config, status=1))
     mount.close()
 
 
@@ -420,11 +422,9 @@ def test_a_disk_without_locks(see, verbs, monkeypatch, capsys):
     def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    (verbs.folder / "in.fa").write_text(fasta(GOOD))
     monkeypatch.chdir(verbs.folder)
     monkeypatch.setattr(fcntl, "flock", flock)
-    config = json.dumps({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
-    assert main(["plan", "results/test", "--config", written(config)]) == 2
+    assert main(["plan", "results/test", "--config", config_of(verbs, GOOD)]) == 2
     see(capsys.readouterr().err)
 
 
@@ -462,27 +462,35 @@ def test_a_run_of_another_configs_name(see, planned):
 
 @explains("… records refused: the id stands for two different sequences")
 def test_one_id_of_two_sequences(see, verbs):
-    (verbs.folder / "in.fa").write_text(fasta([("a", "MKV"), ("a", "MKL"), ("b", "MK")]))
-    config = json.dumps({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
-    see(verbs("plan", verbs.run_folder.root, "--config", written(config)))
+    config = config_of(verbs, [("a", "MKV"), ("a", "MKL"), ("b", "MK")])
+    see(verbs("plan", verbs.run_folder.root, "--config", config))
 
 
 @pytest.mark.slow
 @shows("A stale lock", "LockException")
-def test_a_lock_that_is_older_than_the_boot(see, tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(30), hold="hold")
-    (tmp_path / "hold").touch()
-    process = workflow.start()
-    wait_for(workflow.computed.exists)
+def test_a_lock_that_is_older_than_the_boot(see, held):
+    workflow, process, _ = held
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    (tmp_path / "hold").unlink()
-    (owner,) = (tmp_path / ".snakemake").glob("*.owner")
+    (workflow.folder / "hold").unlink()
+    (owner,) = (workflow.folder / ".snakemake").glob("*.owner")
     owner.write_text(json.dumps(json.loads(owner.read_text()) | {"boot": "another"}))
     see(workflow(status=1))
     workflow("--unlock")
     workflow()
     assert workflow.counts()["ok"] == 30
+
+
+OUTER = f"""
+module mill:
+    snakefile: {str(ROOT / "Snakefile")!r}
+    config: config
+use rule * from mill
+rule make:
+    input: 'made.fa'
+    output: 'in.fa', 'labels.tsv'
+    shell: "cp made.fa in.fa; printf 'id\\tclan\\n' >labels.tsv"
+"""
 
 
 @explains(
@@ -506,19 +514,13 @@ def test_a_file_or_a_column_that_is_not_there_is_said_before_anything(see, tmp_p
     assert f"config.yaml:{line}: labels: labels.tsv: there is no column 'clan'; it has 'id'" in said
     # Another workflow may make both files: that it does not is Snakemake's to notice.
     (tmp_path / "in.fa").rename(tmp_path / "made.fa")
-    (tmp_path / "outer.smk").write_text(
-        "module mill:\n    snakefile: " + repr(str(ROOT / "Snakefile")) + "\n    config: config\n"
-        "use rule * from mill\n"
-        "rule make:\n    input: 'made.fa'\n    output: 'in.fa', 'labels.tsv'\n"
-        "    shell: \"cp made.fa in.fa; printf 'id\\tclan\\n' >labels.tsv\"\n"
-    )
+    (tmp_path / "outer.smk").write_text(OUTER)
     said = workflow("results/test/plan.json", snakefile=tmp_path / "outer.smk")
     assert workflow.run_folder.plan.exists() and "no column" not in said
     # Where there is a plan, Snakemake itself would find that there is nothing to do.
     path.write_text(yaml.safe_dump({**config, "inputs": "mi.fa"}))
-    assert "config.yaml:2: inputs: mi.fa: this file does not" in workflow(
-        "results/test/plan.json", status=1
-    )
+    said = workflow("results/test/plan.json", status=1)
+    assert "config.yaml:2: inputs: mi.fa: this file does not" in said
     path.write_text(yaml.safe_dump(config))
     workflow()
     (tmp_path / "in.fa").unlink()

@@ -3,13 +3,15 @@
 import csv
 import json
 import math
+import os
 import random
+import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from browser import CHROMIUM, browser
+from browser import browser, needs_chromium
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import Desk
@@ -102,9 +104,7 @@ def check(folder, table, scores, by):
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".parquet"])
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck])
 @given(
     seed=st.integers(0, 2**32),
     failed=st.sampled_from([0.0, 0.1, 0.6, 0.97]),
@@ -135,11 +135,8 @@ def test_where_two_classes_score_the_same_the_last_or_the_named_one_has_it(trans
         assert verdicts(tmp_path / "verdicts.tsv")["c3"]["verdict"] == verdict
     # One fragment that is sure of either: VirNucPro's rule is about the best of each.
     first, second = list(scores)[-2:]
-    write(
-        translated,
-        predict(tmp_path / "s.tsv", {**scores, first: 0.9, second: 0.05}),
-        tmp_path / "verdicts.tsv",
-    )
+    path = predict(tmp_path / "s.tsv", {**scores, first: 0.9, second: 0.05})
+    write(translated, path, tmp_path / "verdicts.tsv")
     assert verdicts(tmp_path / "verdicts.tsv")["c4"]["verdict"] == "others"
 
 
@@ -153,15 +150,12 @@ def write_head(folder, labels):
     columns |= {f"score_{name}": scores[:, n] for n, name in enumerate(CLASSES)}
     tensors = {"weight": np.zeros((2, 3)), "bias": np.zeros(2)}
     path = folder / card.HELD_OUT
-    card.Card(
-        kind="logistic",
-        classes=[*CLASSES],
-        features=[card.Part(width=3)],
-        sha256=card.write_tensors(folder / card.TENSORS, tensors),
-        held_out_sha256=card.write_held_out(path, ids, sha256s, columns, ID_ALONE),
-        scores={"accuracy": [0.5, 0.4, 0.6], "auc": [0.55, 0.45, 0.65]},
-        guesses={"accuracy": 0.5, "auc": 0.5},
-    ).write(folder / card.CARD)
+    held_out = card.write_held_out(path, ids, sha256s, columns, ID_ALONE)
+    about = {"kind": "logistic", "classes": [*CLASSES], "features": [card.Part(width=3)]}
+    about |= {"scores": {"accuracy": [0.5, 0.4, 0.6], "auc": [0.55, 0.45, 0.65]}}
+    about |= {"guesses": {"accuracy": 0.5, "auc": 0.5}, "held_out_sha256": held_out}
+    sha256 = card.write_tensors(folder / card.TENSORS, tensors)
+    card.Card(**about, sha256=sha256).write(folder / card.CARD)
     return folder
 
 
@@ -172,9 +166,8 @@ def test_what_the_head_was_trained_on_is_marked_and_said(translated, tmp_path, m
     labels = {id: kinds[contig] for id, contig in by_contig.items() if contig in kinds}
     path = predict(tmp_path / "scores.tsv", dict.fromkeys(by_contig, 0.25))
     write(translated, path, tmp_path / "my.tsv")
-    assert {row["seen_in_training"] for row in verdicts(tmp_path / "my.tsv").values()} == {
-        "unknown", "no"  # of contigs without a fragment
-    }  # fmt: skip
+    seen = {row["seen_in_training"] for row in verdicts(tmp_path / "my.tsv").values()}
+    assert seen == {"unknown", "no"}, "the latter of contigs without a fragment"
     assert "It is not known which records" in (tmp_path / "my.html").read_text()
     head, *lines = path.read_text().splitlines()
     first = {contig: id for id, contig in reversed(by_contig.items())}  # one of its fragments
@@ -205,48 +198,39 @@ def test_what_the_head_was_trained_on_is_marked_and_said(translated, tmp_path, m
         trained_on(translated, trained, 3)
 
 
-def _edited(edit):
+def edited(edit):
     def broken(folder, scores):
-        lines = scores.read_text().splitlines(keepends=True)
-        scores.write_text("".join(edit(lines)))
+        head, *rows = scores.read_text().splitlines(keepends=True)
+        scores.write_text("".join(edit(head, rows)))
 
     return broken
 
 
-def _cut_table(folder, scores):
-    with (folder / "fragments.parquet").open("r+b") as file:
-        file.truncate(100)
+def ends(cell):
+    """Return an edit after which the first score is `cell`."""
+    return edited(lambda head, rows: [head, rows[0].rpartition("\t")[0], f"\t{cell}\n", *rows[1:]])
 
 
-BROKEN = {
-    "twice": (_edited(lambda lines: [*lines, lines[-1]]), "is there twice"),
-    "another order": (
-        _edited(lambda lines: [lines[0], *reversed(lines[1:])]),
-        "stands in another order",
-    ),
-    "a stranger": (_edited(lambda lines: [*lines, "who\tvirus\t0\t1\n"]), "'who' is no fragment"),
-    "not a number": (
-        _edited(lambda lines: [lines[0], lines[1].rsplit("\t", 1)[0] + "\tx\n", *lines[2:]]),
-        "a row is no prediction",
-    ),
-    "not finite": (
-        _edited(lambda lines: [lines[0], lines[1].rsplit("\t", 1)[0] + "\tnan\n", *lines[2:]]),
-        "are no numbers",
-    ),
-    "no scores": (_edited(lambda lines: ["id\tclass\n"]), "give what featuremill head predict"),
-    "gone": (lambda folder, scores: scores.unlink(), "there is no such file"),
-    "cut short": (_cut_table, "it is not what translate wrote"),
-    "untranslated": (lambda folder, scores: (folder / "translate.json").unlink(), "no finished"),
-}
+def cut_table(folder, scores):
+    os.truncate(folder / "fragments.parquet", 100)
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_does_not_belong_together_is_one_sentence(translated, tmp_path, name):
-    break_it, sentence = BROKEN[name]
-    folder = tmp_path / "translated"
-    folder.mkdir()
-    for path in translated.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (edited(lambda head, rows: [head, *rows, rows[-1]]), "is there twice"),
+        (edited(lambda head, rows: [head, *reversed(rows)]), "stands in another order"),
+        (edited(lambda head, rows: [head, *rows, "who\tvirus\t0\t1\n"]), "'who' is no fragment"),
+        (ends("x"), "a row is no prediction"),
+        (ends("nan"), "are no numbers"),
+        (edited(lambda *_: ["id\tclass\n"]), "give what featuremill head predict"),
+        (lambda folder, scores: scores.unlink(), "there is no such file"),
+        (cut_table, "it is not what translate wrote"),
+        (lambda folder, scores: (folder / "translate.json").unlink(), "no finished"),
+    ],
+)
+def test_what_does_not_belong_together_is_one_sentence(translated, tmp_path, break_it, sentence):
+    folder = shutil.copytree(translated, tmp_path / "translated")
     scores = {fragment["id"]: 0.25 for fragment in fragments(folder)}
     path = predict(tmp_path / "scores.tsv", scores)
     write(folder, path, tmp_path / "verdicts.tsv")
@@ -299,7 +283,7 @@ def test_contigs_that_begin_alike_are_drawn_apart():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
+@needs_chromium
 def test_the_table_of_contigs_sorts_and_filters(translated, tmp_path):
     some = {f["id"]: n / 100 for n, f in enumerate(fragments(translated)) if f["contig"] != "c2"}
     write(translated, predict(tmp_path / "scores.tsv", some), tmp_path / "my.tsv")

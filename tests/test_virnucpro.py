@@ -25,7 +25,7 @@ import yaml
 from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import Desk
+from programs import Desk, ran
 from safetensors.numpy import load_file, save_file
 
 from featuremill.__main__ import main
@@ -92,15 +92,14 @@ class Pretended:
         monkeypatch.setattr(files, "FRAGMENTS_A_FILE", PER_FILE)
         monkeypatch.setattr(files.features, "open", self.open)
         predicted, head = self.folder / "scores.tsv", self.folder / "head"
-        with predicted.open("w", newline="") as file:
-            table = csv.writer(file, delimiter="\t", lineterminator="\n")
-            table.writerow(["id", "class", *(f"score_{name}" for name in self.classes)])
-            for id, virus in self.scores.items():
-                told = {"virus": virus, **dict.fromkeys(set(self.classes) - {"virus"}, 1 - virus)}
-                table.writerow([id, "any", *(told[name] for name in self.classes)])
-        with (self.folder / "scores.missing.tsv").open("w", newline="") as file:
-            table = csv.writer(file, delimiter="\t", lineterminator="\n")
-            table.writerows([("id", "run", "reason"), *self.lacking])
+        rows = [["id", "class", *(f"score_{name}" for name in self.classes)]]
+        for id, virus in self.scores.items():
+            of = [virus if name == "virus" else 1 - virus for name in self.classes]
+            rows.append([id, "any", *of])
+        lacking = [("id", "run", "reason"), *self.lacking]
+        for path, table in ((predicted, rows), (self.folder / "scores.missing.tsv", lacking)):
+            with path.open("w", newline="") as file:
+                csv.writer(file, delimiter="\t", lineterminator="\n").writerows(table)
         head.mkdir(exist_ok=True)
         parts = [Part(width=WIDTHS[kind]) for kind in self.runs]
         about = {"kind": "mlp", "classes": list(self.classes), "features": parts, "sha256": ""}
@@ -122,10 +121,8 @@ def in_parts(ids):
 def check(made, found, letters):
     """`found` is what the files say of `made`, and nothing else."""
     parts = in_parts(made.ids)
-    for kind, name, vectors in (
-        ("nucleotides", "nucleotide", "dnabert"),
-        ("proteins", "protein", "esm"),
-    ):
+    of = (("nucleotides", "nucleotide", "dnabert"), ("proteins", "protein", "esm"))
+    for kind, name, vectors in of:
         if kind not in made.runs:
             assert found[name] == found[vectors] == []
             continue
@@ -133,14 +130,12 @@ def check(made, found, letters):
         for file in found[name]:
             assert all(letters[kind][id] == text for id, text in file.items())
         there = made.vectors[kind]
-        assert [[*file] for file in found[vectors]] == [
-            [id for id in part if id in there] for part in parts
-        ]
+        ids = [[id for id in part if id in there] for part in parts]
+        assert [[*file] for file in found[vectors]] == ids
         for file in found[vectors]:
             assert all(np.array_equal(row, there[id]) for id, row in file.items())
-    assert [[*file] for file in found["merged"]] == [
-        [id for id in part if id in made.scores] for part in parts
-    ]
+    ids = [[id for id in part if id in made.scores] for part in parts]
+    assert [[*file] for file in found["merged"]] == ids
     for file in found["merged"]:
         for id, row in file.items():  # DNA first
             sides = [made.vectors[kind][id] for kind in made.runs]
@@ -153,9 +148,8 @@ def check(made, found, letters):
             assert label == ("virus" if virus > others else "others")
         windows.setdefault(id[:-2], []).append((others, virus))
     both = {window: [*map(max, zip(*scores, strict=True))] for window, scores in windows.items()}
-    assert found["highest"] == {
-        window: (virus >= others, others, virus) for window, (others, virus) in both.items()
-    }
+    highest = {window: (virus >= others, others, virus) for window, (others, virus) in both.items()}
+    assert found["highest"] == highest
     assert [*found["highest"]] == [*windows]
     stages = {"nucleotides": ("nucleotide", "DNABERT-S"), "proteins": ("protein", "ESM-2")}
     number = {id: place + 1 for place, part in enumerate(parts) for id in part}
@@ -172,15 +166,12 @@ def letters(translated):
     """Sequences by kind and id, read by other eyes than ours."""
     found = {}
     for kind, name in (("nucleotides", "nucleotides.fna.gz"), ("proteins", "proteins.faa.gz")):
-        text = subprocess.run(["gzip", "-dc", translated / name], capture_output=True, text=True)
-        records = re.findall(r"^>(.*)\n(.*)$", text.stdout, re.MULTILINE)
-        found[kind] = dict(records)
+        text = ran("gzip", "-dc", translated / name).stdout
+        found[kind] = dict(re.findall(r"^>(.*)\n(.*)$", text, re.MULTILINE))
     return found
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, deadline=None, suppress_health_check=[*HealthCheck])
 @given(
     seed=st.integers(0, 2**32),
     failed=st.sampled_from([0.0, 0.1, 0.6, 1.0]),
@@ -197,10 +188,8 @@ def test_no_id_meets_anothers_vector_or_score(
     assert num_failed == len(fragments) - len(made.scores)
     found = virnucpro_files.read(made.folder / "out", "my", PER_FILE)
     if classes[0] == "virus":  # labels are the head's own
-        found["results"] = {
-            id: (label.replace("cellular", "others"), *scores)
-            for id, (label, *scores) in found["results"].items()
-        }
+        for id, (label, *scores) in found["results"].items():
+            found["results"][id] = (label.replace("cellular", "others"), *scores)
     check(made, found, letters)
 
 
@@ -209,11 +198,6 @@ def made(translated, fragments, tmp_path):
     found = Pretended(tmp_path, translated, fragments)
     found.make(random.Random(3), 0.2)
     return found
-
-
-def write_text(path, text):
-    path.write_text(text)
-    return path
 
 
 def contents(folder):
@@ -229,8 +213,10 @@ def test_the_same_gives_the_same_bytes_and_fewer_files_leave_none_behind(made, m
     before = contents(made.folder / "out")
     left = temporary_file(made.folder / "out" / "my_merged" / "output_1_merged.pt")
     left.write_text("half")  # of one that was killed
-    ours.note(write_text(made.folder / "out/my_protein/output_99_ESM.pt", "of more fragments"))
-    mine = write_text(made.folder / "out/my_protein/output_98_ESM.pt", "somebody's")
+    more, mine = (made.folder / f"out/my_protein/output_{n}_ESM.pt" for n in (99, 98))
+    more.write_text("of more fragments")
+    ours.note(more)
+    mine.write_text("somebody's")
     made.write(monkeypatch)
     assert mine.read_text() == "somebody's"
     mine.unlink()
@@ -273,10 +259,7 @@ def test_what_virnucpro_has_no_files_for_is_one_sentence(made, translated, tmp_p
 
 
 def test_sequences_of_another_translation_are_refused(made, translated, tmp_path, monkeypatch):
-    made.translated = tmp_path / "my"
-    made.translated.mkdir()
-    for path in translated.iterdir():
-        (made.translated / path.name).write_bytes(path.read_bytes())
+    made.translated = shutil.copytree(translated, tmp_path / "my")
     write_fasta(tmp_path / "other.fa", contigs(8, seed=9))
     translate([tmp_path / "other.fa"], tmp_path / "other", "chunks", window=90)
     name = "proteins.faa.gz"
@@ -317,16 +300,10 @@ def head_of(width):
     def numbers(*shape):
         return torch.randn(*shape, generator=chosen) / 20
 
-    return {
-        "hidden_layer.weight": numbers(512, width),
-        "hidden_layer.bias": numbers(512),
-        "bn1.weight": torch.ones(512),
-        "bn1.bias": torch.zeros(512),
-        "bn1.running_mean": torch.zeros(512),
-        "bn1.running_var": torch.ones(512),
-        "output_layer.weight": numbers(2, 512),
-        "output_layer.bias": numbers(2),
-    }
+    state = {"hidden_layer.weight": numbers(512, width), "hidden_layer.bias": numbers(512)}
+    state |= {f"bn1.{name}": torch.ones(512) for name in ("weight", "running_var")}
+    state |= {f"bn1.{name}": torch.zeros(512) for name in ("bias", "running_mean")}
+    return state | {"output_layer.weight": numbers(2, 512), "output_layer.bias": numbers(2)}
 
 
 class Command(Desk):
@@ -350,11 +327,8 @@ class Command(Desk):
 
     def delivered(self):
         """Return the bytes of what was asked for, without the page: it tells seconds."""
-        found = [
-            self.out / "failed_files.txt",
-            *self.out.glob("my_*/*"),
-            *self.out.glob("results/my/*.tsv"),
-        ]
+        found = [self.out / "failed_files.txt", *self.out.glob("my_*/*")]
+        found += self.out.glob("results/my/*.tsv")
         return {str(path.relative_to(self.out)): path.read_bytes() for path in found}
 
 
@@ -444,74 +418,45 @@ def test_another_one_in_the_same_folder_is_refused(whole):
     assert "window: 300" in (whole.desk.out / "virnucpro.yaml").read_text()
 
 
-TYPED = ["virnucpro", "my.fa", "--head", "proteins", "--esm", "mill_t6_8M"]
+OF_PROTEINS = "my.fa --head proteins"
+TYPED = f"{OF_PROTEINS} --esm mill_t6_8M"
 MISTAKES = {
-    "no input": (["virnucpro"], "sequences: none given"),
-    "two inputs": (["virnucpro", "my.fa", "--input", "b.fa"], "my.fa and b.fa given; name one"),
-    "gone": (["virnucpro", "gone.fa"], "gone.fa: there is no such file"),
-    "BAM": (["virnucpro", "my.bam"], "samtools fasta my.bam > my.fa"),
-    "no head": (["virnucpro", "my.fa", "-m", "300"], "featuremill head import 300_model.pth"),
-    "a model": (["virnucpro", "my.fa", "-p", "own.pth"], "import own.pth --classes others,virus"),
-    "a head of both": (
-        ["virnucpro", "my.fa", "--head", "both"],
-        "name the DNA encoder's folder with --dna, or get it with hf download",
-    ),
-    "another ESM-2": (
-        ["virnucpro", "my.fa", "--head", "proteins", "--esm", "esm2_t33_650M_UR50D"],
-        "proteins: this head takes 320 numbers, and the features given have 1,280 (proteins, "
-        "mean_layer_33)",
-    ),
-    "no such ESM-2": (
-        ["virnucpro", "my.fa", "--head", "proteins", "--esm", "esm2_t33_650M_UR50"],
-        "there is no model 'esm2_t33_650M_UR50'; did you mean 'esm2_t33_650M_UR50D'?",
-    ),
-    "a folder": (["virnucpro", "."], ".: this is a folder; name one file of contigs"),
-    "a pipe": (["virnucpro", "/dev/null"], "/dev/null: it can be read only once; write it to"),
-    "a config": (
-        ["virnucpro", "my.fa", "--head", "proteins", "-c", "theirs.yaml"],
-        "--config theirs.yaml: VirNucPro's config is not read here",
-    ),
-    "one of proteins": (
-        ["virnucpro", "my.fa", "--head", "proteins", "--dna", "dna"],
-        "leave --dna out",
-    ),
-    "no encoder": (["virnucpro", "my.fa", "--head", "both", "--dna", "."], "no config.json here"),
-    "no GPU": (["virnucpro", "my.fa", "--head", "proteins", "--gpus", "a"], "--gpus a: give"),
-    "a device": (["virnucpro", "my.fa", "--head", "proteins", "-d", "tpu"], "--device tpu: give"),
-    "two devices": (
-        ["virnucpro", "my.fa", "--head", "proteins", "-d", "cpu", "--gpus", "0,1"],
-        "--gpus and --devices ask for GPUs",
-    ),
-    "a number of 0": (
-        ["virnucpro", "my.fa", "--head", "proteins", "--gpus", "0"],
-        "for the GPU of number 0, give --devices 0",
-    ),
-    "a window": (
-        ["virnucpro", "my.fa", "-m", "custom", "-e", "-5"],
-        "--expected-length -5: give 3",
-    ),
-    "threads": (["virnucpro", "my.fa", "-t", "-3"], "--threads -3: give 1 or more"),
-    "a custom head": (
-        ["virnucpro", "my.fa", "-m", "custom"],
-        "head import 500_model.pth --classes",
-    ),
-    "its model": (
-        ["virnucpro", "my.fa", "-m", "500", "-e", "300"],
-        "import 500_model.pth --classes",
-    ),
-    "no model": (
-        ["virnucpro", "my.fa", "-p", "gone.pth"],
-        "import gone.pth --classes others,virus",
-    ),
-    "theirs": ([*TYPED, "-o", "theirs"], "my_merged in it was"),
-    "a file": ([*TYPED, "-o", "my.fa"], "this is a file; name"),
-    "no such flag": (["virnucpro", "my.fa", "--nonesuch"], "--nonesuch"),
-    "no such model": (["virnucpro", "my.fa", "-m", "400"], "invalid choice"),
+    "": "sequences: none given",
+    "my.fa --input b.fa": "my.fa and b.fa given; name one",
+    "gone.fa": "gone.fa: there is no such file",
+    "my.bam": "samtools fasta my.bam > my.fa",
+    "my.fa -m 300": "featuremill head import 300_model.pth",
+    "my.fa -p own.pth": "import own.pth --classes others,virus",
+    "my.fa --head both": "name the DNA encoder's folder with --dna, or get it with hf download",
+    f"{OF_PROTEINS} --esm esm2_t33_650M_UR50D": "proteins: this head takes 320 numbers, and the "
+    "features given have 1,280 (proteins, mean_layer_33)",
+    f"{OF_PROTEINS} --esm esm2_t33_650M_UR50": "there is no model 'esm2_t33_650M_UR50'; did you "
+    "mean 'esm2_t33_650M_UR50D'?",
+    ".": ".: this is a folder; name one file of contigs",
+    "/dev/null": "/dev/null: it can be read only once; write it to",
+    f"{OF_PROTEINS} -c theirs.yaml": "--config theirs.yaml: VirNucPro's config is not read here",
+    f"{OF_PROTEINS} --dna dna": "leave --dna out",
+    "my.fa --head both --dna .": "no config.json here",
+    f"{OF_PROTEINS} --gpus a": "--gpus a: give",
+    f"{OF_PROTEINS} -d tpu": "--device tpu: give",
+    f"{OF_PROTEINS} -d cpu --gpus 0,1": "--gpus and --devices ask for GPUs",
+    f"{OF_PROTEINS} --gpus 0": "for the GPU of number 0, give --devices 0",
+    "my.fa -m custom -e -5": "--expected-length -5: give 3",
+    "my.fa -t -3": "--threads -3: give 1 or more",
+    "my.fa -m custom": "head import 500_model.pth --classes",
+    "my.fa -m 500 -e 300": "import 500_model.pth --classes",
+    "my.fa -p gone.pth": "import gone.pth --classes others,virus",
+    f"{TYPED} -o theirs": "my_merged in it was",
+    f"{TYPED} -o my.fa": "this is a file; name",
+    "my.fa --nonesuch": "--nonesuch",
+    "my.fa -m 400": "invalid choice",
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_sentence_with_status_1(models, tmp_path, name, monkeypatch, capsys):
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES.items(), ids=MISTAKES)
+def test_a_mistake_is_one_sentence_with_status_1(
+    models, tmp_path, words, sentence, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     for path in ("both", "proteins", "dna"):
         (tmp_path / path).symlink_to(models / path)
@@ -519,9 +464,8 @@ def test_a_mistake_is_one_sentence_with_status_1(models, tmp_path, name, monkeyp
     (tmp_path / "my.bam").write_text("BAM")
     (tmp_path / "own.pth").write_text("a pickle")
     (tmp_path / "theirs" / "my_merged").mkdir(parents=True)
-    words, sentence = MISTAKES[name]
     try:
-        status = main(words)
+        status = main(["virnucpro", *words.split()])
     except SystemExit as end:
         status = end.code
     said = " ".join(capsys.readouterr().err.split())
@@ -533,11 +477,7 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     write_fasta(tmp_path / "a b.fa", contigs(2))
     ended = []
-    variables = {}
-    monkeypatch.setattr(
-        *(command, "_status_of"),
-        lambda words, given, *_: (ended.append(words), variables.update(given)) and 1,
-    )
+    monkeypatch.setattr(command, "_status_of", lambda words, *_: ended.append(words) or 1)
     given = ["--gpus", "0,1", "-e", "400", "--threads", "3", "--force", "--dna", models / "dna"]
     given += ["--esm", "mill_t6_8M", "--dtype", "fp32"]
     words = ["virnucpro", "--verbose", "predict", "--head", models / "both", "a b.fa", *given]
@@ -575,13 +515,10 @@ def test_another_sample_harms_nothing_of_the_first(models, tmp_path, monkeypatch
         assert main(["virnucpro", *words, *of_models, "-o", "out"]) == 1
         return " ".join(capsys.readouterr().err.split())
 
-    alone = (
-        f"out: it holds the results of {tmp_path / 'a.fa'}; give each sample a folder of its own"
-    )
-    assert f"{alone} with --output-dir." in said("b.fa") == said("b.fa", "--force")
-    assert f"{alone} with --output-dir, or replace those results with --force." in said(
-        "other/a.fa"
-    )
+    holds = f"out: it holds the results of {tmp_path / 'a.fa'}"
+    alone = f"{holds}; give each sample a folder of its own with --output-dir"
+    assert f"{alone}." in said("b.fa") == said("b.fa", "--force")
+    assert f"{alone}, or replace those results with --force." in said("other/a.fa")
     replaced = []
     monkeypatch.setattr(command, "_write_config", lambda *_: replaced.append(1))
     said("other/a.fa", "--force")
@@ -595,10 +532,8 @@ def test_a_head_that_names_virus_first_is_preferred_for_it(models, tmp_path, mon
     monkeypatch.setattr(command, "_status_of", lambda *_: 1)
     write_fasta(tmp_path / "a.fa", contigs(2))
     card = json.loads((models / "proteins" / CARD).read_text())
-    for classes, expected in (
-        (["others", "virus"], {}),
-        (["virus", "others"], {"prefer": "virus"}),
-    ):
+    preferred = {"prefer": "virus"}
+    for classes, expected in ((["others", "virus"], {}), (["virus", "others"], preferred)):
         known = Card.model_validate(card | {"classes": classes})
         monkeypatch.setattr(command, "read", lambda _, known=known: (known, {}))
         main(["virnucpro", "a.fa", "--head", str(models / "proteins"), "--esm", "mill_t6_8M"])

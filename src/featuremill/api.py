@@ -11,17 +11,16 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill import beside, config
 from featuremill.base import faults, reasons
-from featuremill.base.arrays import matrices, matrix
+from featuremill.base.arrays import matrices
 from featuremill.base.devices import (
     Device,
     DeviceChoice,
@@ -37,7 +36,7 @@ from featuremill.inputs import distinct_records, in_memory
 from featuremill.lease import Lease, Request, count_slots
 from featuremill.lease.acquire import acquire
 from featuremill.lease.environment import LEASED
-from featuremill.store.files import files_below
+from featuremill.store.files import files_below, identity_of
 from featuremill.store.formats import ABOUT
 from featuremill.store.plan import Settings
 from featuremill.workload import (
@@ -69,18 +68,11 @@ NO_GPU = (
 )
 
 
-def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
-    """Return the array of each row of a column: a vector, or a matrix with a vector per residue."""
-    if pa.types.is_list(column.type):
-        return matrices(pa.chunked_array([column]))
-    return list(matrix(column))
-
-
 class _Loaded(NamedTuple):
     """A loaded model, and what it was loaded from."""
 
     key: tuple[object, ...]
-    """The workload, the model, and size and time of the files, which show changes."""
+    """The workload, the model, and the identity of each file."""
     device: Device
     options: Any
     weights: Weights | None
@@ -106,7 +98,7 @@ class Computed(NamedTuple):
     settings: Settings
     jobs: list[Job]
 
-    def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
+    def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = matrices) -> list[Any]:
         """Return the cells of payloads, None for failed ones; `rows` converts a batch's column."""
         cells: list[Any] = [None] * self.num_payloads
         for indices, values in self.batches:
@@ -323,9 +315,12 @@ class Engine(NamedTuple):
             if progress:
                 progress(num_done, len(distinct))
 
+        def report_wait(sentence: str) -> None:  # a wait may take hours
+            print(f"featuremill: {sentence}", file=sys.stderr)
+
         with tempfile.TemporaryDirectory(prefix="featuremill-") as folder:
             for part in beside.parts(
-                Path(folder), work, jobs, recipe_of(settings), report_progress, _print
+                Path(folder), work, jobs, recipe_of(settings), report_progress, report_wait
             ):
                 receipt, of_job = part.receipt, list[int]()
                 for batch in part.batches():
@@ -414,12 +409,12 @@ def _on_gpus(gpus: Gpus) -> beside.Jobs:
             f'{named}: give a number of GPUs, "all", or a list of numbers or UUIDs such as [0, 2].'
         )
     request = Request.from_environment({"devices": devices or None})
-    here = count_slots(request) // request.slots_per_gpu
-    if not here:
+    num_gpus = count_slots(request) // request.slots_per_gpu
+    if not num_gpus:
         raise UserError(NO_GPU.format(named))
-    if (count or 0) > here:
-        raise UserError(f"{named}: {counted(here, 'GPU')} can be used here; give fewer.")
-    return beside.Jobs((count or here) * request.slots_per_gpu, "cuda", devices)
+    if (count or 0) > num_gpus:
+        raise UserError(f"{named}: {counted(num_gpus, 'GPU')} can be used here; give fewer.")
+    return beside.Jobs((count or num_gpus) * request.slots_per_gpu, "cuda", devices)
 
 
 def _hold(device: Device) -> bool:
@@ -432,11 +427,6 @@ def _hold(device: Device) -> bool:
             # Child processes may use the GPU as well.
             LEASED.set(",".join(filter(None, [held.environment[LEASED.name], LEASED.value()])))
     return bool(_leases)
-
-
-def _print(sentence: str) -> None:
-    """Print what a call waits for, as it may take hours."""
-    print(f"featuremill: {sentence}", file=sys.stderr)
 
 
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:
@@ -475,21 +465,16 @@ def _key_of(name: str, workload: Workload, options: WorkloadOptions) -> tuple[ob
     if model and weights.is_path(model, name):
         weights.refuse_missing(model, name)
         paths.append(place_of(model))
-    return name, model, *(stamp for path in paths for stamp in _stamps(path.resolve()))
-
-
-def _stamps(path: Path) -> Iterator[object]:
-    yield str(path)
-    for inside in files_below(path) if path.is_dir() else [""]:
-        about = (path / inside).stat()
-        yield inside, about.st_ino, about.st_size, about.st_mtime_ns
-
-
-# compute
+    identities = {
+        str(path / inside): identity_of(path / inside)
+        for path in map(Path.resolve, paths)
+        for inside in (files_below(path) if path.is_dir() else [""])
+    }
+    return name, model, *identities.items()
 
 
 def plain(value: Any) -> Any:
-    """Return the value of an option as a config has it: without paths and types of NumPy."""
+    """Return the value of an option as in a config: without paths and types of NumPy."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -549,7 +534,7 @@ def _frame(records: Sequence[Record], computed: Computed) -> pd.DataFrame:
     frame: pd.DataFrame = pa.table(about).select(list(ABOUT)).to_pandas().set_index("id")
     for field in computed.schema:
         is_vector = pa.types.is_fixed_size_list(field.type)
-        cells = computed.cells(field.name, _arrays if is_vector else pa.Array.to_pylist)
+        cells = computed.cells(field.name, matrices if is_vector else pa.Array.to_pylist)
         cells = [cell for cell, is_kept in zip(cells, has_values, strict=True) if is_kept]
         values = list(np.array(cells)) if is_vector else cells  # rows of one matrix, none shared
         frame[field.name] = pd.Series(values, index=frame.index, dtype=object)

@@ -48,7 +48,11 @@ def ask(
     )
     try:
         output, errors = child.communicate(timeout=timeout)
-        end = _end(child.returncode, errors)
+        status, lines = child.returncode, errors.strip().splitlines()
+        end = f"its process ended with status {status}"
+        if status < 0:
+            end = f"its process was killed by {signal.Signals(-status).name}"
+        end += f": {lines[-1][:300]}" if lines else ""
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode("utf-8", "replace")
         end = f"no answer within {timeout:g} s"
@@ -62,15 +66,6 @@ def ask(
         with contextlib.suppress(ValueError, TypeError):  # ignore lines of libraries
             answers.append(dict(json.loads(line)))
     return answers, end
-
-
-def _end(status: int, errors: str) -> str:
-    """Return how a child ended, with the last line of its stderr."""
-    lines = errors.strip().splitlines()
-    last = f": {lines[-1][:300]}" if lines else ""
-    if status < 0:
-        return f"its process was killed by {signal.Signals(-status).name}{last}"
-    return f"its process ended with status {status}{last}"
 
 
 class Gpu(BaseModel):

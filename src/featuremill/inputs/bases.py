@@ -6,8 +6,6 @@ Nucleic Acids Res. 13, 3021, 1985). U is read as T; gaps are refused.
 
 from __future__ import annotations
 
-import re
-
 from featuremill.base import reasons
 from featuremill.inputs import residues
 from featuremill.inputs.letters import (
@@ -15,6 +13,7 @@ from featuremill.inputs.letters import (
     UPPER_CASE,
     WHITESPACE,
     Cleaned,
+    first_other,
     maker,
     show_at,
 )
@@ -26,7 +25,6 @@ PROTEIN_ONLY = b"EFILPQ"
 MIN_PROTEIN = 10
 """Shorter sequences are not recognised as proteins: they may be typing errors."""
 _LETTERS = ALPHABET.decode() + "U"
-_STRANGER = re.compile(f"[^{_LETTERS}{_LETTERS.lower()}]")
 
 
 def clean(letters: str, num_before: int = 0) -> Cleaned:
@@ -48,10 +46,8 @@ def clean(letters: str, num_before: int = 0) -> Cleaned:
 def _reason(letters: str, num_before: int) -> str:
     """Return the reason for the first letter that is not a base, with its position."""
     plain = letters.translate(NO_WHITESPACE)
-    stranger = _STRANGER.search(plain)
-    assert stranger, plain
     kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
-    index = stranger.start()
+    index = first_other(plain, _LETTERS + _LETTERS.lower())
     return kind.reason(f"{show_at(plain, index)} at base {num_before + index + 1}")
 
 

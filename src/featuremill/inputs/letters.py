@@ -86,6 +86,12 @@ def doubtful_id(id: str) -> str:
     return f"{WORD_AS_ID}: {id}" if reasons.is_missing(id) else ""
 
 
+def first_other(letters: str, alphabet: str) -> int:
+    """Return the index of the first of `letters` that is not in the alphabet, or -1."""
+    others = letters.translate(str.maketrans("", "", alphabet))
+    return letters.index(others[0]) if others else -1
+
+
 def show_at(letters: str, index: int) -> str:
     """Return the letter at `index` for a message, or the whole special token that starts there."""
     token = SPECIAL_TOKEN.match(letters, index)

@@ -15,6 +15,7 @@ from featuremill.inputs.letters import (
     UPPER_CASE,
     WHITESPACE,
     Cleaned,
+    first_other,
     maker,
     show_at,
 )
@@ -32,7 +33,6 @@ PAIRS = (
 UNKNOWN = "no known residue"
 
 _LETTERS = ALPHABET.decode() + "J"
-_STRANGER = re.compile(f"[^{re.escape(_LETTERS + _LETTERS.lower())}]")
 FIRST = 20
 """Number of first letters that are checked for small ones; checking all doubles the time."""
 _PAIRED = re.compile("(?:[A-Z][a-z]){5,}")
@@ -81,10 +81,8 @@ def _is_nucleotides(payload: bytes) -> bool:
 def _reason(letters: str) -> str:
     """Return the reason for the first letter that is not a residue, with its position."""
     residues = letters.translate(NO_WHITESPACE).rstrip("*")
-    stranger = _STRANGER.search(residues)
-    assert stranger, residues
-    index = stranger.start()
-    if stranger.group() == "*":
+    index = first_other(residues, _LETTERS + _LETTERS.lower())
+    if residues[index] == "*":
         return reasons.STOP.reason(f"residue {index + 1}")
     return reasons.LETTERS.reason(f"{show_at(residues, index)} at residue {index + 1}")
 

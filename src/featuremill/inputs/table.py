@@ -73,7 +73,11 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 meter.num_open = 0
                 if len(cells) != width:
                     if len(cells) > width:
-                        raise _too_long(path, number, len(cells), width)
+                        raise UserError(
+                            f"{path}:{number}: this row has {len(cells)} cells, and the header has "
+                            f"{width} names; add the missing name to the header, or quote what has "
+                            "a separator in it."
+                        )
                     cells += [""] * (width - len(cells))
                 if any(cells):
                     yield number, cells
@@ -168,7 +172,11 @@ class _Lines(Iterator[Line]):
             if problem:
                 return self._plain(first)
             if not self._quotes():
-                raise self._unclear(first.number, len(cells))
+                raise UserError(
+                    f"{self._path}:{first.number}: this row has {len(cells)} cells if its "
+                    f"quotation marks quote, and {self._width} if they do not; write its empty "
+                    "cells at the end, or take the marks away."
+                )
         if problem:
             where = "" if len(lines) == 1 else f" in line {lines[-1].number}"
             raise self._wrong(first.number, f"{problem}{where}")
@@ -257,13 +265,6 @@ class _Lines(Iterator[Line]):
             return False
         return len(cells) == self._width
 
-    def _unclear(self, line: int, num_quoted: int) -> UserError:
-        return UserError(
-            f"{self._path}:{line}: this row has {num_quoted} cells if its quotation marks quote, "
-            f"and {self._width} if they do not; write its empty cells at the end, or take the "
-            "marks away."
-        )
-
     def _wrong(self, line: int, problem: str) -> UserError:
         return UserError(
             f"{self._path}:{line}: a quotation mark stands here, and {problem}; close the "
@@ -294,13 +295,6 @@ def _unquoted(cell: str) -> str:
         inner = cell[1:-1].replace(MARK * 2, "")
         return cell[1:-1].replace(MARK * 2, MARK) if MARK not in inner else cell
     return cell
-
-
-def _too_long(path: Path, line: int, num_cells: int, width: int) -> UserError:
-    return UserError(
-        f"{path}:{line}: this row has {num_cells} cells, and the header has {width} names; add the "
-        "missing name to the header, or quote what has a separator in it."
-    )
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:

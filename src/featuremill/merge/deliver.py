@@ -44,11 +44,10 @@ from featuremill.store.delivered import (
     DeliveredFile,
     DeliveredShard,
     folder_of,
-    index_beside,
     receipt_of,
 )
 from featuremill.store.files import digest_of, replacing_folder, sha256_of, sync_folder
-from featuremill.store.formats import errors_of, format_of, kind_of
+from featuremill.store.formats import errors_of, format_of, index_of, kind_of
 from featuremill.store.parts import Part, open_source, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
@@ -265,7 +264,7 @@ class _Shard:
         sha256, self._reasons = part.columns()
         self._rows = order_of(sha256)[records.column("row").to_numpy()]
         """The row of each record in the part."""
-        named = digests(pa.chunked_array([records.column("sha256")]))
+        named = digests(records.column("sha256"))
         if not np.array_equal(sha256[self._rows], named):
             raise part.has_wrong_row()
         self._is_ok = np.asarray(self._reasons.is_null())[self._rows]
@@ -280,7 +279,7 @@ class _Shard:
         if not len(positions):
             return 0
         failed = self._records.take(pa.array(positions))
-        sha256 = digests(pa.chunked_array([failed.column("sha256")]))
+        sha256 = digests(failed.column("sha256"))
         rows_of_shard = failed.column("row").to_numpy()
         payloads = payloads_of(folder, self._part, self._part.receipt.shard, rows_of_shard, sha256)
         reasons = self._reasons.take(pa.array(self._rows[positions]))
@@ -311,7 +310,7 @@ class _Shard:
                                 writing.write(block)
                 ids = whole_ids(self._records.take(pa.array(positions))).to_pylist()
                 for path in paths.values():
-                    np.save(index_beside(path), sorted_hashes(ids))
+                    np.save(path.with_name(index_of(path.name)), sorted_hashes(ids))
                 files += [
                     DeliveredFile(
                         output=name,

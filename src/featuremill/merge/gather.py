@@ -355,8 +355,7 @@ class Gatherer:
         shuffled = shuffle.read(number)
         positions = shuffled.column("ordinal").to_numpy() - self.survey.edges[number]
         identity = rows.take(pa.array(positions)).select(IDENTITY.names).cast(IDENTITY)
-        own = pa.chunked_array([shuffled.column("sha256")])
-        is_other = digests(identity["sha256"]) != digests(own)
+        is_other = digests(identity["sha256"]) != digests(shuffled.column("sha256"))
         is_other[1:] |= np.diff(positions) <= 0
         if is_other.any():
             ordinal = shuffled.column("ordinal")[int(np.argmax(is_other))].as_py()

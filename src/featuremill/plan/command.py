@@ -181,7 +181,12 @@ class Planning(NamedTuple):
         """Write shards and records.parquet; return the plan, which is not written yet."""
         sheet = samples.read(Path(self.run.samples)) if self.run.samples else None
         if sheet:
-            _check(sheet)
+            sheet.refuse_missing()
+            log.info("%s", sheet.summary)
+            for file in sheet.shared[:MAX_SHARED]:
+                log.warning("%s: %s is a file of several samples", sheet.path, file)
+            if more := len(sheet.shared[MAX_SHARED:]):
+                log.warning("%s: so are %s", sheet.path, counted(more, "other file"))
         spooled, inputs, read = self._read(sheet)
         repeats = spooled.repeats
         if spooled.tally.is_nucleotides:
@@ -280,16 +285,6 @@ class Planning(NamedTuple):
             shards=[each for each in cut.cutter.shards if each.shard not in cut.offer.paths],
             **from_stores,
         )
-
-
-def _check(sheet: Sheet) -> None:
-    """Refuse a sheet whose files are not there, and say what it comes to."""
-    sheet.refuse_missing()
-    log.info("%s", sheet.summary)
-    for file in sheet.shared[:MAX_SHARED]:
-        log.warning("%s: %s is a file of several samples", sheet.path, file)
-    if more := len(sheet.shared[MAX_SHARED:]):
-        log.warning("%s: so are %s", sheet.path, counted(more, "other file"))
 
 
 def _looks(files: Iterable[str]) -> dict[str, list[int]]:

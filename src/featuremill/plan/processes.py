@@ -154,7 +154,12 @@ class _Process:
             answer, is_error, self.num_done = self.answers.recv()
         except EOFError:
             self.handle.join()
-            raise ChildProcessError(_exit_message(self.handle.exitcode or 0)) from None
+            status = self.handle.exitcode or 0
+            ended = f"left with status {status}"
+            if status < 0:
+                ended = f"was killed by {signal.Signals(-status).name}"
+                ended += ", perhaps for lack of memory" if status == -signal.SIGKILL else ""
+            raise ChildProcessError(f"a process of plan {ended}") from None
         if is_error:
             raise answer
         return answer
@@ -211,10 +216,3 @@ def _next(pipe: Connection) -> Any:
         return pipe.recv()
     except EOFError:
         return None
-
-
-def _exit_message(status: int) -> str:
-    if status >= 0:
-        return f"a process of plan left with status {status}"
-    hint = ", perhaps for lack of memory" if status == -signal.SIGKILL else ""
-    return f"a process of plan was killed by {signal.Signals(-status).name}{hint}"

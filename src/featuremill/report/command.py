@@ -14,6 +14,7 @@ from pathlib import Path
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
 from featuremill.config import Labels, products, read_run
+from featuremill.store.files import sha256_of
 from featuremill.store.results import Results, enter
 
 log = logging.getLogger("featuremill.report")
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
         labels = config.labels
         file, column = Path(labels.file) if labels.file else None, labels.column
         id_column = labels.id_column
+    results_sha256 = sha256_of(merged.delivery) if merged.delivery.exists() else ""
     read = facts.read(arguments.run_folder, arguments.partial, file, column, id_column)
     if read.labels and read.labels.mismatch:
         log.warning("%s; the map is coloured by length.", read.labels.mismatch)
@@ -81,5 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
     if config and not (is_named or arguments.partial):
         labels = Labels(file=str(file or ""), column=column, id_column=id_column)
         now = config.model_copy(update={"labels": labels})
-        products.reported(now, folder.root).note(is_new=True)
+        product = products.reported(now, folder.root)
+        values = {**product.config, "manifest.json": results_sha256}
+        product._replace(config=values).note(is_new=True)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

@@ -133,7 +133,10 @@ def read(
         colours += read_labels(label_file, label, *whose)
     if facts.samples:
         path, column = merged.root / SAMPLES, label if label_file is None and label else SAMPLE
-        names = _own_first(path, list(facts.samples[0]), column)
+        names = list(facts.samples[0])
+        columns.find_named(path, names, column)  # refuses a column that the sheet lacks
+        own = names[: names.index("records")] if "records" in names else names
+        names = [column, *(name for name in own if name != column)]
         row_of = {row[SAMPLE]: row for row in facts.samples}
         rows = [row_of[shown.id_columns.owner(id)] for id in shown.ids]
         colours += [Labels(name, path, [row[name] or None for row in rows]) for name in names]
@@ -189,13 +192,6 @@ def labels_in(
         f"is {clipped(example)!r}, and the run's first is {clipped(ids[0])!r}"
     )
     return Labels(column, path, texts, mismatch)
-
-
-def _own_first(path: Path, names: Sequence[str], column: str) -> list[str]:
-    """Return the columns of the user's sheet, `column` first; raise UserError if it has none."""
-    columns.find_named(path, names, column)
-    own = names[: names.index("records")] if "records" in names else names
-    return [column, *(name for name in own if name != column)]
 
 
 def _samples(merged: Results) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard
 from featuremill.store import ours, state
 from featuremill.store.delivery import Delivery, Written
+from featuremill.store.files import sha256_of
 from featuremill.store.formats import (
     FAILED,
     PARTIAL,
@@ -96,7 +97,7 @@ def read_delivery_state(
         by_hand = f"featuremill export {root} --to {name} writes it again."
         problems.append(Problem(f"export_{code}", what, Fix(by_hand=by_hand), False))
     partial = [f"{PARTIAL}/{name}" for name in results.partial.names()]
-    return DeliveryState(merged, _reported(root), delivery, partial, exported, problems)
+    return DeliveryState(merged, reported(results), delivery, partial, exported, problems)
 
 
 def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> str:
@@ -139,9 +140,16 @@ def digest_by_looks(results: Results, path: Path) -> str:
     return digest_of_result(path, digests)
 
 
-def _reported(root: Path) -> Reported:
-    report, manifest = root / "report.html", root / MANIFEST
+def reported(folder: Results) -> Reported:
+    """Return whether there is a report of the results: by the record of what it was made of, or,
+    without that, by its time."""
+    report, manifest = folder.root / "report.html", folder.delivery
     if not report.exists():
         return "no"
-    is_older = not manifest.exists() or report.stat().st_mtime < manifest.stat().st_mtime
-    return "older" if is_older else "yes"
+    if not manifest.exists():
+        return "older"
+    record = state.State.find(Path(state.path_of(folder.root, "reported")))
+    is_of_report = record and record.is_of([str(report)], folder.root / state.FOLDER)
+    if record and is_of_report and (of_results := record.config.get(MANIFEST)):
+        return "yes" if of_results == sha256_of(manifest) else "older"
+    return "yes" if report.stat().st_mtime >= manifest.stat().st_mtime else "older"

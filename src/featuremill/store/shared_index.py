@@ -1,4 +1,4 @@
-"""The index of a store: sorted files of (sha256, part, row), which are built from the parts alone.
+"""The index of a store: sorted files of (sha256, part, row), which can be rebuilt from the parts.
 
 A level is an Arrow file of 256 batches, one for each first byte of the sha256. Its schema lists the
 parts that it covers, and its name is the digest of its bytes. A publisher's new parts become a new
@@ -103,7 +103,7 @@ class Level(NamedTuple):
                 if not file.schema.equals(LEVEL) or file.num_record_batches != NUM_BUCKETS:
                     raise WrongIndexError(self.path)
                 batch = file.get_batch(number)
-            sha256 = digests(pa.chunked_array([batch["sha256"]], pa.binary(32)))
+            sha256 = digests(batch["sha256"])
             part, row = batch["part"].to_numpy(), batch["row"].to_numpy()
         except ValueError:  # also pa.ArrowInvalid
             raise WrongIndexError(self.path) from None

@@ -87,9 +87,14 @@ def json_of(model: str, workload: str = DEFAULT) -> str:
 def model_name_of(settings: Settings) -> str:
     """Return the name of the model in a recipe's settings; "" for weights that are not converted,
     or if the workload is not installed."""
+    return model_in(settings.workload, settings.options)
+
+
+def model_in(workload: str, options: Mapping[str, Any]) -> str:
+    """Return the model that `options` of a workload name; "" as in `model_name_of`."""
     try:
-        workload = find_workload(settings.workload)
-        return workload.weights(_options_in(workload, settings.options)) or ""
+        module = find_workload(workload)
+        return module.weights(_options_in(module, options)) or ""
     except (UserError, AttributeError):  # another version, which lacks an option
         return ""
 
@@ -191,19 +196,36 @@ def _known_digest(path: Path, *paths: Path) -> str:
 def are_of_another(path: Path, model: str, workload: str = DEFAULT) -> bool:
     """Return whether the JSON `path` describes the weights of another checkpoint than that of
     `model` as it is now. A checkpoint that is not here is not compared."""
-    record = WeightsFile.find(path)
+    record, source = WeightsFile.find(path), _checkpoint_of(model, workload)
     if record is None or record.source is None:
         return False
-    checkpoints = _checkpoints(workload)
-    source = Checkpoint("local", model, model, place_of(model))
-    if checkpoints:
-        with contextlib.suppress(UserError):  # it is gone
-            source = checkpoints.locate(model)
     if "published" in (source.kind, record.source.kind):  # it is known by its name
         return source.kind != record.source.kind
+    return _digest_now(path, source) not in ("", record.source.sha256)
+
+
+def sha256_now(path: Path, model: str, workload: str) -> str:
+    """Return the sha256 of the weights of the checkpoint that `model` is now, by the JSON `path` or
+    an earlier conversion. It is that of the checkpoint if it was never converted, and "" if it is
+    published or not here."""
+    source, checkpoints = _checkpoint_of(model, workload), _checkpoints(workload)
+    digest = "" if source.kind == "published" else _digest_now(path, source)
+    record = WeightsFile.find(path)
+    if digest and checkpoints and not (record and record.source and record.source.sha256 == digest):
+        record = WeightsFile.find(_cached_json(checkpoints, source, digest))
+    return record.sha256 if digest and checkpoints and record else digest
+
+
+def _checkpoint_of(model: str, workload: str) -> Checkpoint:
+    if checkpoints := _checkpoints(workload):
+        with contextlib.suppress(UserError):  # it is gone
+            return checkpoints.locate(model)
+    return Checkpoint("local", model, model, place_of(model))
+
+
+def _digest_now(path: Path, source: Checkpoint) -> str:
     paths = source.path, *source.others
-    is_here = all(each.exists() for each in paths)
-    return is_here and _known_digest(path, *paths) != record.source.sha256
+    return _known_digest(path, *paths) if all(each.exists() for each in paths) else ""
 
 
 def weights_of(record: WeightsFile) -> Weights:
@@ -231,12 +253,10 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
         return plain_weights.look(model, reads_pickles, VERSION)
     source = checkpoints.locate(model)
     # A published model is found by its name, so its checkpoint may be deleted after the conversion.
-    key = source.name
-    if source.kind != "published":
-        key += f"-{files.digest_at(source.path, *source.others)[:16]}"
-    folder = cache_folder(cache).absolute() / checkpoints.LAYOUT
-    record = folder / f"{key}.json"
-    lock = folder / f"{key}.lock"
+    is_published = source.kind == "published"
+    digest = "" if is_published else files.digest_at(source.path, *source.others)
+    record = _cached_json(checkpoints, source, digest, cache)
+    folder, lock = record.parent, record.with_suffix(".lock")
     # A cache of another user may be read-only.
     may_lock = not folder.exists() or os.access(lock if lock.exists() else folder, os.W_OK)
     weights = None if may_lock else _cached(record)
@@ -244,11 +264,19 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
         with _locked(lock):
             weights = _cached(record)
             if weights is None:
-                weights = _convert(checkpoints, source, folder / f"{key}.safetensors")
+                weights = _convert(checkpoints, source, record.with_suffix(".safetensors"))
                 files.write_json(record, weights.as_json())
     assert weights.source
     here = weights.source.model_copy(update={"location": source.location})
     return weights.model_copy(update={"source": here})
+
+
+def _cached_json(
+    checkpoints: Checkpoints, source: Checkpoint, digest: str, cache: Path | None = None
+) -> Path:
+    """Return the path of the JSON of a conversion of `source`, whose files have this digest."""
+    key = f"{source.name}-{digest[:16]}" if digest else source.name
+    return cache_folder(cache).absolute() / checkpoints.LAYOUT / f"{key}.json"
 
 
 def _cached(record: Path) -> WeightsFile | None:

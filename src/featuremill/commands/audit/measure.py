@@ -8,11 +8,10 @@ Shape legend: V vectors of one protein in one column (its residues, or one poole
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from featuremill.commands.audit.sample import Protein
 from featuremill.kit import reasons
+from featuremill.kit.arrays import matrices
 from featuremill.kit.errors import UserError, is_out_of_memory
 from featuremill.kit.processes import free_memory_mb
 from featuremill.kit.text import Progress
@@ -267,7 +267,8 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
         for name, column in zip(values.schema.names, values.columns, strict=True):
             if kind_of(column.type) == "table":  # tables have no cosine
                 continue
-            for row, values_VD in zip(rows, _matrices(column), strict=True):
+            for row, own in zip(rows, matrices(column), strict=True):
+                values_VD = own.astype(np.float32, copy=False).reshape(-1, _width(column.type))
                 take(row, name, values_VD)
         done += sum(costs[row] for row in rows)
         shown.at(done, sum(costs))
@@ -280,19 +281,6 @@ def _width(kind: pa.DataType) -> int:
     """Return the length of a vector in a column of this type; 1 for numbers of residues."""
     inner = kind if pa.types.is_fixed_size_list(kind) else kind.value_type
     return int(inner.list_size) if pa.types.is_fixed_size_list(inner) else 1
-
-
-def _matrices(column: pa.Array) -> Iterator[Matrix]:
-    """Yield the vectors of each protein, shape (vectors, width), without copying. A row of the
-    column is a vector or a list of vectors."""
-    is_list = not pa.types.is_fixed_size_list(column.type)
-    vectors = column.values if is_list else column
-    is_number = not pa.types.is_fixed_size_list(vectors.type)
-    numbers = vectors if is_number else vectors.flatten()
-    matrix = numbers.to_numpy().astype(np.float32, copy=False).reshape(-1, _width(column.type))
-    bounds = column.offsets.to_numpy() if is_list else range(len(column) + 1)
-    for start, end in itertools.pairwise(bounds):
-        yield matrix[start:end]
 
 
 def _refuse(task: Task, dtype: str, protein: Protein, reason: str) -> None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from featuremill import features
 from featuremill.features import Matrix, Parts
@@ -241,7 +240,7 @@ def of_file(folder: Path, part: card.Part, path: Path, choices: Choices) -> Sour
         for start, end in _ranges(ends):
             of_index: dict[int, Matrix] = {}
             for indices, values in new.batches(start, end):
-                vectors = matrices(pa.chunked_array([values.column(origin.column)]))
+                vectors = matrices(values.column(origin.column))
                 for equal, own in zip(indices, vectors, strict=True):
                     of_index |= dict.fromkeys(equal, own)
             if computed := sorted(of_index):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.inputs import residues
 from featuremill.inputs.fasta import as_unicode
-from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, show_at, wrong_id
+from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, first_other, show_at, wrong_id
 from featuremill.kit.reasons import LENGTH, Kind
 from featuremill.workload import Record
 from featuremill.workloads.encoder import joined
@@ -86,9 +86,7 @@ def _element(element: str, strand: str) -> Cleaned:
         notes += [residues.J_AS_X] if "J" in written else []
         written = written.replace("J", "X")
     alphabet = BASES if small else PROTEIN
-    if written.translate(str.maketrans("", "", alphabet)):
-        known = alphabet + ("u" if small else "J*")
-        index = next(at for at, letter in enumerate(element) if letter not in known)
+    if (index := first_other(element, alphabet + ("u" if small else "J*"))) >= 0:
         return Cleaned(b"", NONE, f"{show_at(element, index)} at letter {index + 1} of ")
     if not small and residues.NUCLEOTIDES in residues.clean(written).note:
         notes.append(residues.NUCLEOTIDES)

@@ -83,14 +83,9 @@ class Writer:
             self._write(rows, self._folder.joinpath(*keys.values()))
 
     def _write(self, block: pa.Table, folder: Path) -> None:
-        import pyarrow as pa
+        from featuremill.kit.arrays import matrices
 
-        from featuremill.kit.arrays import matrices, matrix
-
-        values = [
-            matrices(column) if pa.types.is_list(column.type) else matrix(column)
-            for column in (block[name] for name in self._columns)
-        ]
+        values = [matrices(block[name]) for name in self._columns]
         texts = (column.to_pylist() for column in (own_ids(block), block["description"]))
         for id, description, *rows in zip(*texts, *values, strict=True):
             label = f"{id} {description}" if description else id

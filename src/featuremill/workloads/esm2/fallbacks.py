@@ -271,7 +271,9 @@ class _Trial:
         rotary: Callable[[int, torch.device], Tensor],
     ) -> None:
         """Compute `layer`, the last of its stage."""
-        stage, pack = self._stage, spread.on_device(_pack(), self._stage.device)
+        letters = 4 + np.arange(sum(LENGTHS)) * 7 % 20  # the amino acids' tokens
+        pack = packing.pack(np.split(letters, np.cumsum(LENGTHS)[:-1]))
+        stage, pack = self._stage, spread.on_device(pack, self._stage.device)
         residual_TD = F.embedding(pack.tokens_T.to(embedding_VD.device), embedding_VD).to("cpu")
         residual_TD += torch.arange(residual_TD.numel()).sin().view_as(residual_TD)
         residual_TD = residual_TD.to(stage.device)
@@ -412,9 +414,3 @@ def _rotated(layer: Layer, qkv_T3Hd: Tensor, rotary_Tf2: Tensor) -> Tensor:
     even, odd = query_key_T2Hd[..., ::2], query_key_T2Hd[..., 1::2]
     pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
     return torch.cat((pairs.flatten(-2), qkv_T3Hd[:, 2:]), 1)
-
-
-def _pack() -> Packed:
-    letters = 4 + np.arange(sum(LENGTHS)) * 7 % 20  # the amino acids' tokens
-    ends = np.cumsum(LENGTHS)[:-1]
-    return packing.pack(np.split(letters, ends))

@@ -99,7 +99,10 @@ def pack(
     filling = num_rows(bounds[-1], batch_tokens, device) - bounds[-1]
     tokens = np.concatenate([*sequences, np.full(filling, PAD)])
     positions = np.concatenate([*map(np.arange, lengths), np.zeros(filling, np.int64)])
-    all_bounds = bounds + _ends_of_filling(bounds[-1], filling, max(lengths))
+    # Padding is cut into sequences that are not longer than the longest real one.
+    step = min(max(lengths), LONGEST_FILLING)
+    ends = range(step, filling + step, step)
+    all_bounds = bounds + [bounds[-1] + min(end, filling) for end in ends]
     return Packed(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
@@ -109,12 +112,6 @@ def pack(
         max(lengths),
         _unmasked(sequences, filling, mask),
     )
-
-
-def _ends_of_filling(start: int, filling: int, longest: int) -> list[int]:
-    """Return the ends of sequences of padding, which are not longer than the longest real one."""
-    step = min(longest, LONGEST_FILLING)
-    return [start + min(end, filling) for end in range(step, filling + step, step)]
 
 
 def _pieces(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
