@@ -81,19 +81,15 @@ OPTIONS = {"model": "mill_t6_8M", "layers": [3, 6], "pool": ["mean", "bos"], "dt
 OPTIONS |= {"per_residue": True}
 
 
-ROWS = pa.list_(pa.struct({"variant": pa.string()}))
+ROWS, TEXTS = pa.list_(pa.struct({"variant": pa.string()})), pa.list_(pa.string())
 LACKING = {
-    "attention_h5": {"contacts": ROWS},
-    "contacts_h5": {"contacts": ROWS},
+    **{key: {"contacts": ROWS} for key in ("attention_h5", "contacts_h5")},
     "contacts_tsv": {"attention": ROWS},
     "gene_embeddings": {"genes": pa.string(), "mean_layer_2": pa.list_(pa.float32(), 3)},
-    "gene_shifts": {"genes": pa.list_(pa.string())},
-    "gene_statistics": {"genes": pa.list_(pa.string())},
-    "perturbations": {"genes": pa.list_(pa.string())},
-    "position_scores": {"variants": ROWS},
+    **{key: {"genes": TEXTS} for key in ("gene_shifts", "gene_statistics", "perturbations")},
+    **{key: {"variants": ROWS} for key in ("position_scores", "variant_metrics")},
     "rows_jsonl": {"reply": pa.string()},
     "safetensors": {"ids": pa.list_(pa.float32(), 3)},
-    "variant_metrics": {"variants": ROWS},
     "variant_scores": {"positions": ROWS},
 }
 """By output, columns of its workload that leave it empty."""
