@@ -229,17 +229,16 @@ FASTQ = f"@read1\n{GENE}\n+\n{'I' * len(GENE)}\n"
 
 def _case(outcome, name, content, fragment="", file="", **more):
     """Return the case of a file; where it is not named, and no error, it has a good record, too."""
-    if callable(content):
-        make = content
-    else:
-        make = (
-            _file(content, file or "in.fa") if file or outcome == "error" else _with_good(content)
-        )
-    return Case(name, make, outcome, fragment, **more)
+    if not callable(content):
+        is_alone = file or outcome == "error"
+        content = _file(content, file or "in.fa") if is_alone else _with_good(content)
+    return Case(name, content, outcome, fragment, **more)
 
 
-_error, _refused, _note, _ok = (
-    functools.partial(_case, outcome) for outcome in ("error", "refused", "note", "ok")
+OUTCOMES = ("error", "refused", "note", "ok")
+_error, _refused, _note, _ok = (functools.partial(_case, outcome) for outcome in OUTCOMES)
+_csv_error, _csv_refused, _csv_note, _csv_ok = (
+    functools.partial(_case, outcome, file="in.csv") for outcome in OUTCOMES
 )
 
 BROKEN: list[Case] = [
@@ -258,7 +257,7 @@ BROKEN: list[Case] = [
     _error("text first", f"\nDear all,\n{GOOD}", "in.fa:2: a record starts with"),
     _error("HTML", HTML, "this is a web page (HTML), probably a failed download"),
     _error("HTML named gz", HTML, "this is a web page (HTML)", "in.fa.gz"),
-    _error("HTML named csv", HTML, "this is a web page (HTML)", "in.csv"),
+    _csv_error("HTML named csv", HTML, "this is a web page (HTML)"),
     _error("PDF", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "is a PDF document"),
     _error("zip", _zip, "is a zip archive or an Office document"),
     _error("spreadsheet", b"PK\x03\x04", "save it as CSV", "in.xlsx"),
@@ -397,25 +396,22 @@ BROKEN: list[Case] = [
         plan_fragment="empty sequence",
     ),
     # Tables.
-    _error("csv, empty", "\n", "no column of ids is found (columns: none)", "in.csv"),
-    _error("csv, header only", "id,sequence\n", "no record in this file", "in.csv"),
-    _error(
+    _csv_error("csv, empty", "\n", "no column of ids is found (columns: none)"),
+    _csv_error("csv, header only", "id,sequence\n", "no record in this file"),
+    _csv_error(
         "csv without id",
         f"gene,sequence\nubc,{UBIQUITIN}\n",
         "no column of ids is found (columns: 'gene', 'sequence')",
-        "in.csv",
     ),
-    _error(
+    _csv_error(
         "csv without sequence",
         "id,length\nP1,76\n",
         "no column of sequences is found (columns: 'id', 'length')",
-        "in.csv",
     ),
-    _error(
+    _csv_error(
         "csv with two sequences",
         "id,Sequence,aa_seq\nP1,MKV,MKL\n",
         "'Sequence', 'aa_seq' may each be the sequence column",
-        "in.csv",
     ),
     _error(
         "AIRR's table, with nucleotides in the first one",
@@ -423,79 +419,62 @@ BROKEN: list[Case] = [
         "'sequence', 'sequence_aa' may each be the sequence column; set sequence_column",
         "in.tsv",
     ),
-    _error(
+    _csv_error(
         "csv, a row too long",
         f"id,sequence\nP1,{UBIQUITIN}\nP2,MKV,extra\n",
         "in.csv:3: this row has 3 cells, and the header has 2 names",
-        "in.csv",
     ),
-    _error(
+    _csv_error(
         "csv, all rows too long",
         f"id,sequence\nP1,{UBIQUITIN},1\nP2,MKV,2\n",
         "in.csv:2: this row has 3 cells, and the header has 2 names; add the missing name",
-        "in.csv",
     ),
-    _refused(
-        "csv, a row too short", f"id,sequence\nP1,{UBIQUITIN}\nP2\n", "empty sequence", "in.csv"
-    ),
-    _error(
+    _csv_refused("csv, a row too short", f"id,sequence\nP1,{UBIQUITIN}\nP2\n", "empty sequence"),
+    _csv_error(
         "csv, open quote",
         'id,sequence\n"P1,MKV\nP2,MKL\n',
         "in.csv:2: a quotation mark stands here, and nothing closes its cell",
-        "in.csv",
     ),
-    _error(
+    _csv_error(
         "csv, two open quotes",
         'id,sequence,note\nP1,MKV,"a\nP2,MKL,b\nP3,MKM,"c\n',
         "in.csv:2: a quotation mark stands here, and another one stands inside its cell in",
-        "in.csv",
     ),
-    _error(
+    _csv_error(
         "csv, a quote closed rows later",
         'id,sequence,note\nP1,MKV,"a\nP2,MKL,b\nP3,MKM,c"\n',
         "in.csv:2: a quotation mark stands here, and whole rows stand before its cell ends, in "
         "line 4",
-        "in.csv",
     ),
-    _error(
+    _csv_error(
         "csv in Latin-1",
         f"id,sequence\nprot\u00e9ine,{UBIQUITIN}\n".encode("latin-1"),
         "not in UTF-8 (byte 0xE9)",
-        "in.csv",
     ),
-    _error("FASTA named csv", GOOD, "looks like FASTA", "in.csv"),
-    _ok(
-        "csv with comments",
-        f"# of a tool\n# 2026\nid,sequence\nP1,{UBIQUITIN}\n#2,MKV\n",
-        file="in.csv",
+    _csv_error("FASTA named csv", GOOD, "looks like FASTA"),
+    _csv_ok("csv with comments", f"# of a tool\n# 2026\nid,sequence\nP1,{UBIQUITIN}\n#2,MKV\n"),
+    _csv_ok(
+        "csv with a comment of as many cells", f"# of a tool, v2\nid,sequence\nP1,{UBIQUITIN}\n"
     ),
-    _ok(
-        "csv with a comment of as many cells",
-        f"# of a tool, v2\nid,sequence\nP1,{UBIQUITIN}\n",
-        file="in.csv",
-    ),
-    _ok(
+    _csv_ok(
         "csv with a sentence above quoted names",
         f"# by x, v2, 2026\n'entry',\"Sequence\"\nP1,{UBIQUITIN}\n".replace("'", '"'),
-        file="in.csv",
     ),
-    _ok(
+    _csv_ok(
         "csv whose header is a comment, with an id like a name",
         f"#entry,sequence\nid,{UBIQUITIN}\n",
-        file="in.csv",
     ),
     _ok(
         "tsv whose header is a comment", f"## v2\n#ID\tSeq\tNote\nP1\t{UBIQUITIN}\n", file="in.tsv"
     ),
-    _ok("csv of Excel", f"sep=;\r\nid;sequence\r\nP1;{UBIQUITIN}\r\n", file="in.csv"),
-    _error(
+    _csv_ok("csv of Excel", f"sep=;\r\nid;sequence\r\nP1;{UBIQUITIN}\r\n"),
+    _csv_error(
         "JSON named csv",
         f'[{{"id": "P1", "sequence": "{UBIQUITIN}"}}]',
         "this looks like JSON, not like a table",
-        "in.csv",
     ),
-    _ok("csv with blank rows", f"id,sequence\n\nP1,{UBIQUITIN}\n,\n", file="in.csv"),
-    _note("csv with semicolons", f"ID;Seq\nNA;{UBIQUITIN}\n001;MKV\n", "NA", "in.csv"),
+    _csv_ok("csv with blank rows", f"id,sequence\n\nP1,{UBIQUITIN}\n,\n"),
+    _csv_note("csv with semicolons", f"ID;Seq\nNA;{UBIQUITIN}\n001;MKV\n", "NA"),
     _error("parquet that is none", f"PAR1{GOOD}", "this Parquet file cannot be read", "in.parquet"),
     _error("feather 1 by name", b"FEA1\0\0\0\0", "Feather file of version", "in.feather"),
     _error("feather.gz", gzip.compress(b"ARROW1\0\0"), "unpack it first", "in.feather.gz"),

@@ -114,6 +114,12 @@ def end(process):
     assert process.returncode == 0
 
 
+def kill(process):
+    """End a process at once."""
+    process.kill()
+    process.wait()
+
+
 def skip_where_closed():
     """Skip a test whose other user reads this checkout itself."""
     package = Path(featuremill.__file__).resolve()

@@ -19,19 +19,12 @@ def plan_json(shards=(), **given):
     counts = {"input": 1, "refused": 0, "duplicate": 0, "planned": 1, "unique": 1}
     settings = {"workload": "composition", "version": "1", "options": {}, "weights_sha256": None}
     shard = {"shard": "s", "records": 1, "wanted": 1, "cost": 1, "bytes": 1}
-    about = {
-        "version": 1,
-        "run": "test",
-        "recipe": "r",
-        "records_sha256": "",
-        "cost_unit": "residues",
-    }
+    about = {"version": 1, "run": "test", "recipe": "r", "records_sha256": ""}
+    about["cost_unit"] = "residues"
     about |= {"workload": "composition", "workload_version": "1", "weights": None, "inputs": []}
     about |= {"execution": {}, "device": "cpu", "gpus": 1, "notes": {}, "refusals": {}}
     return {
-        **about,
-        "lengths": {"total": 1, "longest": 1},
-        **given,
+        **(about | {"lengths": {"total": 1, "longest": 1}} | given),
         "settings": settings | given.get("settings", {}),
         "counts": counts | given.get("counts", {}),
         "shards": [shard | entry for entry in shards],

@@ -69,9 +69,9 @@ def keys(monkeypatch):
 @pytest.mark.parametrize("name", [name for name in workloads() if not name.startswith("_")])
 def test_workloads_of_torch_get_their_contexts_and_those_with_kernels_their_key(driver, keys, name):
     keys.event.set()
-    worker.start(find_workload(name), CPU)
+    worker.prepare_load(find_workload(name), CPU)
     assert not made and not keys.asked, "a job on a CPU needs neither"
-    worker.start(find_workload(name), GPUS)
+    worker.prepare_load(find_workload(name), GPUS)
     for part in ("CUDA", "triton"):
         loading.wait_for(part)
     assert made == ({"CUDA": ["init", 0, 1]} if name in OF_TORCH else {})
@@ -84,7 +84,7 @@ def test_a_machine_without_a_driver_or_triton_meets_that_in_its_load_and_not_her
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)
-    worker.start(find_workload("esm2"), GPUS)
+    worker.prepare_load(find_workload("esm2"), GPUS)
     for part in ("CUDA", "triton"):
         loading.wait_for(part)
 

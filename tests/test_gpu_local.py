@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpu_local import PACKAGE, Machine, gpu_lease, processes_in
-from leases import end
+from leases import end, kill
 from nvml_node import Gpu, Slice
 from programs import PATIENCE_SECONDS, is_running, wait_for
 
@@ -21,8 +21,9 @@ import featuremill
 def machine_of(request, gpu_node, environment, tmp_path):
     """Return a function that makes a node with a workflow's folder on it."""
 
-    def make(*gpus):
+    def make(*gpus, text=""):
         machine = Machine(tmp_path, gpu_node(*gpus), environment)
+        machine.write(text)
         request.addfinalizer(machine.end_all)
         return machine
 
@@ -65,8 +66,7 @@ FOREIGN = """
 def test_a_foreign_workflow_gets_its_gpus_unchanged(machine_of):
     """Four jobs at once on a GPU each, then one on two; what leases inside finds that it has them;
     the last sees none."""
-    machine = machine_of(4)
-    machine.write(FOREIGN)
+    machine = machine_of(4, text=FOREIGN)
     said = machine("--resources", "gpu=4")
     folded = sorted(machine.text(f"folded/{sample}.txt").strip() for sample in "abcd")
     assert folded == machine.node.uuids, "all four ran at the same time"
@@ -95,8 +95,7 @@ WITHOUT = """
 
 def test_a_later_attempt_without_gpus_sees_none(machine_of):
     """With a GPU, then without, then with one again."""
-    machine = machine_of(1)
-    machine.write(WITHOUT)
+    machine = machine_of(1, text=WITHOUT)
     machine("--resources", "gpu=1")
     (uuid,) = machine.node.uuids
     assert machine.text("seen").split() == [f"[{uuid}]", "[]", f"[{uuid}]"]
@@ -125,8 +124,7 @@ LOST = """
 
 def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
     """Its Snakemake goes on, with other jobs."""
-    machine = machine_of(Gpu(), Gpu(used_mb=5000))
-    machine.write(LOST)
+    machine = machine_of(Gpu(), Gpu(used_mb=5000), text=LOST)
     process = machine.start("--keep-going")
     machine.wait_for_line(process, "waiting for 2")
     machine.node.change(1, lost=True)
@@ -164,8 +162,7 @@ MISTAKES = """
 
 
 def test_what_cannot_be_is_one_sentence_and_the_other_jobs_go_on(machine_of):
-    machine = machine_of(2)
-    machine.write(MISTAKES)
+    machine = machine_of(2, text=MISTAKES)
     holder = machine.leases.hold("--devices", "1")
     dry = machine("--gpu-local-dry", status=1)
     assert "rule too_many, jobid 1: 9 GPUs are wanted and there are 2; ask for fewer." in dry
@@ -198,8 +195,7 @@ WAITS = """
 
 
 def test_a_job_that_waits_says_for_whom_and_holds_no_other_job_up(machine_of):
-    machine = machine_of(1)
-    machine.write(WAITS)
+    machine = machine_of(1, text=WAITS)
     holder = machine.leases.hold()
     process = machine.start("--resources", "gpu=1")
     wait_for((machine.folder / "free").exists)
@@ -217,8 +213,7 @@ def test_a_job_that_waits_says_for_whom_and_holds_no_other_job_up(machine_of):
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
 def test_stopped_it_does_not_wait_any_longer(machine_of, number):
-    machine = machine_of(1)
-    machine.write(WAITS)
+    machine = machine_of(1, text=WAITS)
     holder = machine.leases.hold()
     process = machine.start()
     machine.wait_for_line(process, "waiting for 1 GPU")
@@ -245,8 +240,7 @@ PIPE = """
 
 
 def test_jobs_of_a_pipe_have_a_gpu_each(machine_of):
-    machine = machine_of(2)
-    machine.write(PIPE)
+    machine = machine_of(2, text=PIPE)
     machine()
     assert sorted(machine.text("piped").split()) == machine.node.uuids
 
@@ -269,8 +263,7 @@ LONG = """
 
 def test_jobs_end_with_a_snakemake_that_is_killed(machine_of):
     """Their GPUs are free then, and nothing of theirs writes beside the next Snakemake."""
-    machine = machine_of(3)
-    machine.write(LONG)
+    machine = machine_of(3, text=LONG)
     machine.write("import time; open(snakemake.output[0], 'w'); time.sleep(1000)", "script.py")
     process = machine.start()
     for name in ("0", "1", "script"):
@@ -279,8 +272,7 @@ def test_jobs_end_with_a_snakemake_that_is_killed(machine_of):
     assert {row.split("  ")[-1].partition(",")[0] for row in rows} == {"rule long", "rule script"}
     holders = [int(row.split()[6]) for row in rows]
     assert all(map(is_running, holders)) and process.pid not in holders
-    process.kill()
-    process.wait()
+    kill(process)
     wait_for(lambda: machine.leases.num_held() == 0)
     wait_for(lambda: not processes_in(machine.folder))
     assert machine.text("0") == machine.text("1") == ""
@@ -318,8 +310,7 @@ def test_what_a_killed_snakemake_left_is_removed_by_the_next(machine_of, tmp_pat
         return process, Path(process.stdout.readline().strip())
 
     (killed, left), (living, used) = start(), start()
-    killed.kill()
-    killed.wait()
+    kill(killed)
     assert {*temporary.iterdir()} == {notes.parent, left, used}
     last, own = start()
     assert {*temporary.iterdir()} == {notes.parent, used, own}
@@ -380,8 +371,7 @@ KINDS = """
 @pytest.mark.slow
 def test_each_kind_of_job_gets_its_gpu(machine_of):
     slices = [Slice("MIG-a", gpu_instance=1)]
-    machine = machine_of(Gpu(), Gpu(), Gpu(), Gpu(slices=slices))
-    machine.write(KINDS)
+    machine = machine_of(Gpu(), Gpu(), Gpu(), Gpu(slices=slices), text=KINDS)
     machine.write(
         "import os\n"
         "with open(snakemake.output[0], 'w') as file:\n"

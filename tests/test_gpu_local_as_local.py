@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gpu_local import PACKAGE, Machine, processes_in
-from leases import NOBODY
+from leases import NOBODY, kill
 from programs import PATIENCE_SECONDS, wait_for
 from test_containers import stand_in_for_conda
 from test_gpu_local import LONG
@@ -172,8 +172,7 @@ def test_what_was_incomplete_after_a_kill_is_run_again(machine_of):
     process = machine.start("0", "1")
     for name in ("0", "1"):
         wait_for((machine.folder / name).exists)
-    process.kill()
-    process.wait()
+    kill(process)
     wait_for(lambda: machine.leases.num_held() == 0)
     machine("--unlock")
     machine.write(LONG.replace("sleep 1000 > {output}; ", ""))

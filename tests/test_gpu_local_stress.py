@@ -13,6 +13,7 @@ from collections import defaultdict
 
 import pytest
 from gpu_local import PACKAGE, Machine, processes_in
+from leases import kill
 from nvml_node import SOURCES
 from programs import wait_for
 from test_gpu_local import FOREIGN
@@ -117,8 +118,7 @@ def test_fifty_kills(machine_of, witness):
             wait_for(lambda: len(log.read_text().splitlines()) >= done + more)  # noqa: B023
         time.sleep(rng.uniform(0, 0.5))
         killed_with_jobs += machine.leases.num_held() > 0
-        process.kill()
-        process.wait()
+        kill(process)
         wait_for(lambda: machine.leases.num_held() == 0)
         wait_for(lambda: not processes_in(machine.folder))
     spans = spans_on_each_gpu(log)

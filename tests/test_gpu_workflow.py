@@ -120,10 +120,7 @@ def hold(tmp_path):
 
 
 OF_SBATCH = dict.fromkeys(("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"), "0,1,2,3")
-ALLOCATIONS = {
-    "workstation": {},
-    "one sbatch of four GPUs": {"SLURM_JOB_ID": "7", **OF_SBATCH},
-}
+ALLOCATIONS = {"workstation": {}, "one sbatch of four GPUs": {"SLURM_JOB_ID": "7", **OF_SBATCH}}
 
 
 @pytest.mark.slow

@@ -18,16 +18,13 @@ from featuremill.flow import internals
 
 NAMES = sorted(internals.INTERNAL_CALLS)
 NOTHING = {
-    "below_prefix": (object(), "a/path"),
-    "rule_name": (object(), "plan"),
-    "taken_rule": (object(), "plan"),
+    **dict.fromkeys(("below_prefix", "is_made"), (object(), "a/path")),
+    **dict.fromkeys(("rule_name", "taken_rule"), (object(), "plan")),
+    **dict.fromkeys(("locks_on", "filter_screen"), (None,)),
     "prefer_rule": (object(), "one", "other"),
     "cap_of": (object(), "gpu"),
     "set_cap": (object(), "gpu", 1),
     "rule_resources": (object(), "extract"),
-    "locks_on": (None,),
-    "filter_screen": (None,),
-    "is_made": (object(), "a/path"),
     "replace_executor": ("none", None),
     "answer_sigterm": (),
     "guard_outputs": (object(), None, None, None),

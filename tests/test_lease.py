@@ -14,7 +14,7 @@ from typing import get_args
 
 import psutil
 import pytest
-from leases import NOBODY, Leases, end, for_all_users
+from leases import NOBODY, Leases, end, for_all_users, kill
 from nvml_node import Gpu, Slice, gpu_name
 from programs import PATIENCE_SECONDS, wait_for
 
@@ -77,8 +77,7 @@ def test_a_whole_device_and_parts_of_it_exclude_each_other(node_of):
     for other in ((), half, ("--slots-per-gpu", 4)):
         said = leases("--wait", 0, *other, status=3)[1]
         assert HELD in said and f"process {first.pid} (" in said
-    first.kill()
-    first.wait()
+    kill(first)
     assert "held by" in leases("--wait", 0, "--slots-per-gpu", 4, status=3)[1]
     end(leases.hold(*half, "--wait", 0))
     end(second)
@@ -219,8 +218,7 @@ def test_a_grandchild_without_the_locks_is_seen_by_its_memory(node_of):
     grandchild = int(middle.stdout.readline())
     leases.node.run_on(leases.node.uuids[0], grandchild)
     assert HELD in leases("--wait", 0, status=3)[1]
-    middle.kill()
-    middle.wait()
+    kill(middle)
     assert f"used by process {grandchild}" in leases("--wait", 0, status=3)[1]
     os.kill(grandchild, signal.SIGKILL)
     leases("--wait", PATIENCE_SECONDS)
@@ -246,8 +244,7 @@ def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_pa
         parent = leases.beside(["sh", "-c", f"{trap}{command} & echo $!; wait"], cwd=place)
         child = int(parent.stdout.readline())
         wait_for(lambda: leases.num_held() == 1)
-        parent.kill()
-        parent.wait()
+        kill(parent)
         if survives:
             ask = wait_for(lambda: opened(place / "ask"))  # noqa: B023
             os.write(ask, b"still here\n")
@@ -302,8 +299,7 @@ def test_a_watched_command_cannot_lose_its_lease(node_of):
     process = leases.start("--watch", run=[sys.executable, "-c", closes], stdin=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
     assert leases.num_held() == 1, "it closed what it inherited"
-    process.kill()
-    process.wait()
+    kill(process)
     assert process.communicate("still here\n", timeout=PATIENCE_SECONDS)[0] == ""
     assert leases.num_held() == 0
 
@@ -347,8 +343,7 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     leases.node.change(1, used_mb=0)
     looked = next(line for line in waiting.stderr if "GPU 1" not in line)
     assert f"(GPU 0 (0000): used by {who(stranger.pid)}, which has no lease)" in looked
-    stranger.kill()
-    stranger.wait()
+    kill(stranger)
     assert waiting.wait(PATIENCE_SECONDS) == 0
 
 
@@ -426,8 +421,7 @@ def test_what_other_leases_use_of_a_shared_device_is_no_hindrance(node_of):
     end(leases.hold(*half, "--wait", 0))
     leases.node.run_on(leases.node.uuids[0], child.pid, 5000)
     assert f"used by process {child.pid}" in leases(*half, "--wait", 0, status=3)[1]
-    child.kill()
-    child.wait()
+    kill(child)
     end(first)
 
 

@@ -27,7 +27,7 @@ from safetensors import safe_open
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.flow import preflight
+from featuremill.flow import reruns
 from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export, export_of
@@ -81,19 +81,15 @@ OPTIONS = {"model": "mill_t6_8M", "layers": [3, 6], "pool": ["mean", "bos"], "dt
 OPTIONS |= {"per_residue": True}
 
 
-ROWS = pa.list_(pa.struct({"variant": pa.string()}))
+ROWS, TEXTS = pa.list_(pa.struct({"variant": pa.string()})), pa.list_(pa.string())
 LACKING = {
-    "attention_h5": {"contacts": ROWS},
-    "contacts_h5": {"contacts": ROWS},
+    **{key: {"contacts": ROWS} for key in ("attention_h5", "contacts_h5")},
     "contacts_tsv": {"attention": ROWS},
     "gene_embeddings": {"genes": pa.string(), "mean_layer_2": pa.list_(pa.float32(), 3)},
-    "gene_shifts": {"genes": pa.list_(pa.string())},
-    "gene_statistics": {"genes": pa.list_(pa.string())},
-    "perturbations": {"genes": pa.list_(pa.string())},
-    "position_scores": {"variants": ROWS},
+    **{key: {"genes": TEXTS} for key in ("gene_shifts", "gene_statistics", "perturbations")},
+    **{key: {"variants": ROWS} for key in ("position_scores", "variant_metrics")},
     "rows_jsonl": {"reply": pa.string()},
     "safetensors": {"ids": pa.list_(pa.float32(), 3)},
-    "variant_metrics": {"variants": ROWS},
     "variant_scores": {"positions": ROWS},
 }
 """By output, columns of its workload that leave it empty."""
@@ -420,14 +416,14 @@ def test_exports_of_earlier_results_that_were_put_back_are_none(run, tmp_path, m
     with pytest.raises(UserError, match=r"embeddings.parquet: no such result"):
         featuremill.load(run.root)
     of_run = SimpleNamespace(folder=str(run.root))
-    preflight.remove_other_exports(of_run)
+    reruns.remove_other_exports(of_run)
     assert not [name for name in names[:2] if (run.root / name).exists()] and mine.exists()
     monkeypatch.setattr("sys.argv", ["snakemake", str(mine)])
-    preflight.remove_other_exports(of_run)
+    reruns.remove_other_exports(of_run)
     assert not mine.exists()
     assert mine.with_name("embeddings.yours-1.safetensors").read_text() == "mine"
     export(run, ["npy", "safetensors"])
-    preflight.remove_other_exports(of_run)
+    reruns.remove_other_exports(of_run)
     assert mine.exists() and {*run.find_exports()} == {mine.name, "embeddings.npy"}
     earlier = json.loads(run.exports.read_text())
     for entry in earlier.values():

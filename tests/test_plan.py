@@ -272,19 +272,15 @@ def test_samples_and_files_of_all_kinds_are_the_same_in_pieces(tmp_path, monkeyp
     write_fasta(tmp_path / "b.fa", random_proteins(50, seed=1))
     rows = "".join(f"r{n},{sequence}\n" for n, (_, sequence) in enumerate(random_proteins(30)))
     (tmp_path / "c.csv").write_text("id,sequence\n" + rows)
-    lines = [
-        "sample,file",
-        *(f"s{n},{name}" for n, name in enumerate(["a.fa.gz", "b.fa", "c.csv"])),
-    ]
+    names = ("a.fa.gz", "b.fa", "c.csv")
+    lines = ["sample,file", *(f"s{n},{name}" for n, name in enumerate(names))]
     lines += ["s9,b.fa"] * has_shared
     (tmp_path / "sheet.csv").write_text("\n".join(lines) + "\n")
     monkeypatch.chdir(tmp_path)
     alone, shared = (records_of_plan(tmp_path / f"of-{n}", n, samples="sheet.csv") for n in (1, 2))
     assert alone == shared
     found = pq.read_table(tmp_path / "of-2" / "records.parquet").to_pylist()
-    expected = [
-        record for name in ("a.fa.gz", "b.fa", "c.csv") for record in proteins([Path(name)])
-    ]
+    expected = [record for name in names for record in proteins([Path(name)])]
     assert [(row["id"], row["source"], row["line"]) for row in found[:230]] == [
         (record.id, record.source, record.line) for record in expected
     ]

@@ -5,7 +5,6 @@ import json
 import math
 import re
 from io import StringIO
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -335,112 +334,86 @@ def parquet(path, **columns):
     return path
 
 
-WRONG: dict[str, tuple[Any, str, str | bytes, str]] = {
+AS_NUCLEOTIDES = {
     "proteins as nucleotides": (
-        nucleotides,
         "in.fa",
         PROTEINS,
         ":1: record 'sp|P0CG48|UBC_HUMAN' is a protein ('Q' at base 2), but nucleotides are read "
         "here; give DNA or RNA, or choose a workload for proteins.",
     ),
     "proteins as nucleotides, compressed": (
-        nucleotides,
         "in.fa.gz",
         gzip.compress(PROTEINS.encode()),
         ":1: record 'sp|P0CG48|UBC_HUMAN' is a protein",
     ),
     "a table of proteins as nucleotides": (
-        nucleotides,
         "in.csv",
         f"id,sequence\nP1,{UBIQUITIN}\n",
         ":2: record 'P1' is a protein ('Q' at base 2), but nucleotides are read here",
     ),
-    "FASTQ as proteins": (
-        proteins,
-        "in.fq",
-        FASTQ,
-        ":1: this looks like FASTQ, which holds nucleotide reads; featuremill reads FASTA, tables",
-    ),
-    "SAM as nucleotides": (nucleotides, "in.fq", "@HD\tVN:1.6\n", ":1: this is a SAM file"),
+    "SAM as nucleotides": ("in.fq", "@HD\tVN:1.6\n", ":1: this is a SAM file"),
     "a table as FASTA": (
-        nucleotides,
         "in.txt",
         TABLE,
         ":1: a record starts with '>', but here is 'id,age,count,text'; nucleotides are read from "
         "FASTA, FASTQ, tables",
     ),
     "FASTQ without qualities": (
-        nucleotides,
         "in.fq",
         "@r1\nACGT\n+\nIIII\n@r2\nACGT\n",
         ":5: this FASTQ record is broken (End of file without quality information); fix it",
     ),
     "FASTQ, cut in its qualities": (
-        nucleotides,
         "in.fq",
         "@r1\nACGT\n+\nIIII\n@r2\nACGT\n+\nII",
         ":5: this FASTQ record is broken (Lengths of sequence and quality values differs for r2",
     ),
     "FASTQ, then FASTA": (
-        nucleotides,
         "in.fq",
         "@r1\nACGT\n+\nIIII\n>r2\nACGT\n",
         ":1: this FASTQ record is broken (Lengths of sequence and quality values differs for r1",
     ),
     "FASTQ with NUL bytes": (
-        nucleotides,
         "in.fq",
         f"@r1\nACGT\n+\nII{chr(0)}I\n",
         ":4: there are NUL bytes here",
     ),
     "FASTQ, cut and compressed": (
-        nucleotides,
         "in.fq.gz",
         gzip.compress(FASTQ.encode())[:-12],
         ": this file is cut short at about record 1; download or copy it again.",
     ),
-    "FASTQ, empty": (
-        nucleotides,
+    "FASTQ, empty": ("in.fq", "\n\n", ": there is no record in this file; give a file"),
+}
+AS_PROTEINS = {
+    "FASTQ as proteins": (
         "in.fq",
-        "\n\n",
-        ": there is no record in this file; give a file",
-    ),
+        FASTQ,
+        ":1: this looks like FASTQ, which holds nucleotide reads; featuremill reads FASTA, tables",
+    )
+}
+AS_ROWS = {
     "FASTA as a table of rows": (
-        rows,
         "in.fa",
         PROTEINS,
         ": this is FASTA (it begins with '>sp|P0CG48|UBC_HUMAN Polyubiquitin-C'), but rows of "
         "tables are read here; give a .csv, .tsv or .parquet.",
     ),
-    "FASTA named csv as rows": (
-        rows,
-        "in.csv",
-        PROTEINS,
-        ": this is FASTA (it begins with '>sp|P0",
-    ),
-    "FASTQ as rows": (
-        rows,
-        "in.fq.gz",
-        gzip.compress(FASTQ.encode()),
-        ": this is FASTQ (it begins",
-    ),
-    "GenBank as rows": (rows, "in.gb", "LOCUS  ", ": this is GenBank, but rows of tables are read"),
-    "a nameless table as rows": (rows, "in", TABLE, ": this has no suffix of a table, but rows"),
+    "FASTA named csv as rows": ("in.csv", PROTEINS, ": this is FASTA (it begins with '>sp|P0"),
+    "FASTQ as rows": ("in.fq.gz", gzip.compress(FASTQ.encode()), ": this is FASTQ (it begins"),
+    "GenBank as rows": ("in.gb", "LOCUS  ", ": this is GenBank, but rows of tables are read"),
+    "a nameless table as rows": ("in", TABLE, ": this has no suffix of a table, but rows"),
     "a header without rows": (
-        rows,
         "in.csv",
         "id,a\n",
         ": there is no record in this file; give a file with rows.",
     ),
-    "ids alone": (rows, "in.csv", "id\nP1\n", ": there is no column but 'id'; give a table with"),
-    "two columns of one name": (rows, "in.csv", "id,a,a\nP,1,2\n", ": two columns are called 'a'"),
-    "no ids": (
-        rows,
-        "in.csv",
-        "a,b\n1,2\n",
-        ": no column of ids is found (columns: 'a', 'b'); set id",
-    ),
+    "ids alone": ("in.csv", "id\nP1\n", ": there is no column but 'id'; give a table with"),
+    "two columns of one name": ("in.csv", "id,a,a\nP,1,2\n", ": two columns are called 'a'"),
+    "no ids": ("in.csv", "a,b\n1,2\n", ": no column of ids is found (columns: 'a', 'b'); set id"),
 }
+READ = ((nucleotides, AS_NUCLEOTIDES), (proteins, AS_PROTEINS), (rows, AS_ROWS))
+WRONG = {name: (read, *case) for read, cases in READ for name, case in cases.items()}
 
 
 @pytest.mark.parametrize("name", WRONG)

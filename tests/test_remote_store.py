@@ -312,7 +312,9 @@ def test_a_full_disk_is_not_the_fault_of_the_store(run, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(remote.RemoteShelf, "_fetch", lambda self, *_: self._ask(self.url, full))
+    monkeypatch.setattr(
+        remote.RemoteShelf, "_fetch", lambda self, *_: self._request(self.url, full)
+    )
     with pytest.raises(OSError, match="No space left"):
         run.plan()
 

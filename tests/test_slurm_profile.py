@@ -163,7 +163,7 @@ def test_the_summary_says_what_the_executor_says_of_jobs_that_said_nothing():
         record = logging.LogRecord("snakemake", logging.ERROR, "", 0, "failed", (), None)
         more = {"log": [f"{job}.log"], "output": [f"{job}.json"], "event": "job_error"}
         record.__dict__.update(about, **more)
-        assert f"error: {message}\n" in message_of(failures.hear(record), is_here=False)
+        assert f"error: {message}\n" in message_of(failures.take(record), is_here=False)
     said = closing(failures, "results/my")
     assert said.count("the Slurm job failed, SLURM status is: 'CANCELLED'.") == 1
     assert "CANCELLED by 0." in said and "without a word" not in said

@@ -61,9 +61,8 @@ def test_a_run_of_another_version_is_planned_and_computed_anew(tmp_path, environ
     plan = run.run_folder.plan
     run("1.1", status=-9, DIES_PLANNING="1")
     run("2.1", status=-9, DIES_AFTER="4")
-    assert any(
-        journal_log.read_log(log).commits for log in run.run_folder.store.glob("journals/*/*.log")
-    )
+    logs = run.run_folder.store.glob("journals/*/*.log")
+    assert any(journal_log.read_log(log).commits for log in logs)
     said = run("2.2")
     assert "engine and not version 1: it is planned and computed anew" in said
     assert delivered(run.run_folder) == 2.2

@@ -432,12 +432,12 @@ def test_snakemakes_tidying_behind_our_own_failures_is_not_told():
     failures = Failures()
     text = "Removing output files of failed job plan since they might be corrupted:\nx"
     tidying = logging.LogRecord("snakemake", logging.INFO, "", 0, text, (), None)
-    assert not failures.hear(tidying)
+    assert not failures.take(tidying)
     record = logging.LogRecord("snakemake", logging.ERROR, "", 0, "failed", (), None)
     about = {"rule_name": "plan", "shellcmd": "exec featuremill plan results/my"}
     record.__dict__.update(about, log=[], output=[], event="job_error")
-    failures.hear(record)
-    assert failures.hear(tidying) is True
+    failures.take(record)
+    assert failures.take(tidying) is True
 
 
 def test_a_wrong_config_is_one_sentence(tmp_path, environment):

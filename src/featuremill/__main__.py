@@ -1,4 +1,4 @@
-"""The command line: one subcommand a verb, one exit status a kind of failure."""
+"""The command line: a subcommand for each verb, an exit status for each kind of failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 IS_PROGRAM = sys.argv[0] == "-m" or sys.argv[0].endswith(("/featuremill", "/__main__.py"))
 if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Ctrl-C in the midst of an import is a traceback; until `main` answers, it just ends us.
+    # Ctrl-C during an import would print a traceback. Until `main` handles it, it ends the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         return status
     finally:
-        # Python shuts down now, and would print what a handler raises there as an ignored error.
+        # During its shutdown, Python would print an exception of a handler as an ignored error.
         _answer_interrupts(signal.SIG_DFL)
 
 
@@ -132,7 +132,7 @@ def _of_plugins() -> Mapping[str, Command]:
 
 
 def _without_verb(words: Sequence[str], of_plugins: Mapping[str, Command]) -> str:
-    """Say what to type where no verb was, or none that there is."""
+    """Return an error for a command line without a verb, or with an unknown one; "" otherwise."""
     if not words:
         return "say what to do: featuremill --help lists the commands."
     word = words[0]
@@ -158,7 +158,7 @@ def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None
         )
         _name_folder(parsed)
         status = parsed.run(parsed)
-        sys.stdout.flush()  # a full disk is told here, and not while Python shuts down
+        sys.stdout.flush()  # so that a full disk is an error here, and not in Python's shutdown
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
         return (of_plugin and of_plugin.error_status) or error.exit_status
@@ -173,8 +173,8 @@ def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None
 
 
 def _name_folder(parsed: argparse.Namespace) -> None:
-    """Give a command that takes folders of runs the folder where its config, or the folder above
-    it, was typed."""
+    """Replace a typed config, or the folder of a project, by the folder of its only run, unless the
+    command takes configs."""
     if getattr(parsed, "takes_configs", False):
         return
 
@@ -195,12 +195,12 @@ def _name_folder(parsed: argparse.Namespace) -> None:
 
 
 def _about(parsed: argparse.Namespace) -> str:
-    """Return which of several sets of features a job of the workflow is about."""
+    """Return the name of the set of features of a job; "" for that of a single run."""
     if parsed.verb not in ("plan", "extract", "merge"):
         return ""
     from featuremill.store import run_lock
 
-    return run_lock.set_of(parsed.run_folder)
+    return run_lock.name_of(parsed.run_folder).partition("/")[2]
 
 
 def _answer_interrupts(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
@@ -216,15 +216,15 @@ class _Interrupted(SystemExit):
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """End as the signal asks, through every `finally`. Later signals must not interrupt these: if a
-    parent with threads is killed, the kernel sends one for each thread."""
+    """Exit, and run every `finally`. Later signals must not interrupt these: if a parent with
+    threads is killed, the kernel sends a signal for each thread."""
     _answer_interrupts(lambda *_: None)
     raise _Interrupted(128 + number)
 
 
 def _end_at_once(status: int) -> NoReturn:
-    """End without Python's shutdown, which waits for threads that still compute, and for ever for a
-    lock of h5py that one of them holds."""
+    """Exit without Python's shutdown, which waits for threads that still compute, and may wait for
+    ever for a lock of h5py that one of them holds."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -233,15 +233,15 @@ def _end_at_once(status: int) -> NoReturn:
 
 
 def _sentence(error: OSError, folder: Path | None) -> str:
-    """Say what the operating system refused: a full disk, a read-only folder, a lost mount."""
+    """Return the message for an error of the operating system, such as a full disk."""
     where = f"{path}: " if (path := error.filename or folder) else ""
     what = os.strerror(error.errno) if error.errno else str(error)
     return f"{where}{what}; nothing is lost: fix that and run the same command again."
 
 
 def _add_talk(parser: argparse.ArgumentParser, is_act: bool = False) -> None:
-    """Add what every verb takes: how much it says, and where. For one of several things that a verb
-    does, what was typed before it stands."""
+    """Add the options of every verb: the log level and the log file. The parser of one of several
+    acts of a verb (`is_act`) keeps the options that were typed before the act."""
     default: dict[str, Any] = {"default": argparse.SUPPRESS} if is_act else {}
     loudness = parser.add_mutually_exclusive_group()
     add, add_one = (partial(group.add_argument, **default) for group in (parser, loudness))
@@ -251,7 +251,7 @@ def _add_talk(parser: argparse.ArgumentParser, is_act: bool = False) -> None:
 
 
 def _level(parsed: argparse.Namespace) -> int:
-    """Return what is worth the screen; what was typed beats the environment."""
+    """Return the log level of the screen; the command line beats the environment."""
     if parsed.verbose:
         return logging.DEBUG
     is_quiet = parsed.quiet or environment.QUIET.value()

@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -36,7 +36,7 @@ from featuremill.inputs import distinct_records, in_memory
 from featuremill.lease import Lease, Request, count_slots
 from featuremill.lease.acquire import acquire
 from featuremill.lease.environment import LEASED
-from featuremill.store.files import files_below
+from featuremill.store.files import files_below, identity_of
 from featuremill.store.formats import ABOUT
 from featuremill.store.plan import Settings
 from featuremill.workload import (
@@ -72,7 +72,7 @@ class _Loaded(NamedTuple):
     """A loaded model, and what it was loaded from."""
 
     key: tuple[object, ...]
-    """The workload, the model, and size and time of the files, which show changes."""
+    """The workload, the model, and the identity of each file."""
     device: Device
     options: Any
     weights: Weights | None
@@ -315,9 +315,12 @@ class Engine(NamedTuple):
             if progress:
                 progress(num_done, len(distinct))
 
+        def report_wait(sentence: str) -> None:  # a wait may take hours
+            print(f"featuremill: {sentence}", file=sys.stderr)
+
         with tempfile.TemporaryDirectory(prefix="featuremill-") as folder:
             for part in beside.parts(
-                Path(folder), work, jobs, recipe_of(settings), report_progress, _print
+                Path(folder), work, jobs, recipe_of(settings), report_progress, report_wait
             ):
                 receipt, of_job = part.receipt, list[int]()
                 for batch in part.batches():
@@ -406,12 +409,12 @@ def _on_gpus(gpus: Gpus) -> beside.Jobs:
             f'{named}: give a number of GPUs, "all", or a list of numbers or UUIDs such as [0, 2].'
         )
     request = Request.from_environment({"devices": devices or None})
-    here = count_slots(request) // request.slots_per_gpu
-    if not here:
+    num_gpus = count_slots(request) // request.slots_per_gpu
+    if not num_gpus:
         raise UserError(NO_GPU.format(named))
-    if (count or 0) > here:
-        raise UserError(f"{named}: {counted(here, 'GPU')} can be used here; give fewer.")
-    return beside.Jobs((count or here) * request.slots_per_gpu, "cuda", devices)
+    if (count or 0) > num_gpus:
+        raise UserError(f"{named}: {counted(num_gpus, 'GPU')} can be used here; give fewer.")
+    return beside.Jobs((count or num_gpus) * request.slots_per_gpu, "cuda", devices)
 
 
 def _hold(device: Device) -> bool:
@@ -424,11 +427,6 @@ def _hold(device: Device) -> bool:
             # Child processes may use the GPU as well.
             LEASED.set(",".join(filter(None, [held.environment[LEASED.name], LEASED.value()])))
     return bool(_leases)
-
-
-def _print(sentence: str) -> None:
-    """Print what a call waits for, as it may take hours."""
-    print(f"featuremill: {sentence}", file=sys.stderr)
 
 
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:
@@ -467,21 +465,16 @@ def _key_of(name: str, workload: Workload, options: WorkloadOptions) -> tuple[ob
     if model and weights.is_path(model, name):
         weights.refuse_missing(model, name)
         paths.append(place_of(model))
-    return name, model, *(stamp for path in paths for stamp in _stamps(path.resolve()))
-
-
-def _stamps(path: Path) -> Iterator[object]:
-    yield str(path)
-    for inside in files_below(path) if path.is_dir() else [""]:
-        about = (path / inside).stat()
-        yield inside, about.st_ino, about.st_size, about.st_mtime_ns
-
-
-# compute
+    identities = {
+        str(path / inside): identity_of(path / inside)
+        for path in map(Path.resolve, paths)
+        for inside in (files_below(path) if path.is_dir() else [""])
+    }
+    return name, model, *identities.items()
 
 
 def plain(value: Any) -> Any:
-    """Return the value of an option as a config has it: without paths and types of NumPy."""
+    """Return the value of an option as in a config: without paths and types of NumPy."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,7 +1,7 @@
-"""Values of payloads from several jobs at once, each in a process of its own, without a run.
+"""Values of payloads from several parallel processes, without a run.
 
-A job is the command `extract` on one shard. So a record that ends its worker fails alone, a device
-that fails is replaced, and two programs never meet on one GPU, by the code of a run.
+Each process is the command `extract` for one shard. So a record that ends its worker fails alone, a
+failed device is replaced, and GPUs are leased, as in a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from featuremill.store.weights_file import WeightsFile
 MOST_SHARDS_A_JOB = 4
 """More shards even out devices of different speed, and each loads the model once more."""
 MOST_KILLS = 3
-"""Jobs of one shard that something kills before the call fails."""
+"""Killed jobs of one shard after which the call fails."""
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 30.0
 """How long a stopped job may take to end its worker."""
@@ -41,7 +41,7 @@ WAITING = re.compile(r": (waiting for .*)")
 
 
 class Work(NamedTuple):
-    """What is computed."""
+    """The payloads to compute, and how."""
 
     settings: Settings
     execution: dict[str, Any]
@@ -54,10 +54,9 @@ class Work(NamedTuple):
 
 
 class Jobs(NamedTuple):
-    """The processes that compute."""
+    """The number of parallel processes, and their devices."""
 
     number: int
-    """How many at once."""
     device: DeviceChoice
     devices: str = ""
     """GPUs to choose among, with commas between them; empty for all."""
@@ -139,7 +138,7 @@ class _Running:
         self._waiting = list(plan.shards)
         self._running: dict[str, tuple[subprocess.Popen[bytes], PlannedShard]] = {}
         self._kills = dict.fromkeys((shard.shard for shard in plan.shards), 0)
-        self._num_finished = self._num_told = 0
+        self._num_finished = self._num_reported = 0
         self._reported = set[str]()
 
     def finish(self) -> None:
@@ -151,7 +150,7 @@ class _Running:
                 for process, shard in list(self._running.values()):
                     if process.poll() is not None:
                         self._ended(process.returncode, shard)
-                self._tell()
+                self._report_progress()
         finally:
             for process, _ in self._running.values():
                 process.terminate()
@@ -197,7 +196,7 @@ class _Running:
             error.add_note(path.read_text("utf-8", "replace"))
         raise error
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         num_done = self._num_finished
         for _, shard in self._running.values():
             journal = self._results.journal(self._plan.recipe, shard.shard)
@@ -210,6 +209,6 @@ class _Running:
                         self._reported.add(sentence)
                         self._report(sentence)
         # A job ends a moment after its journal became a part.
-        if num_done > self._num_told:
-            self._num_told = num_done
+        if num_done > self._num_reported:
+            self._num_reported = num_done
             self._progress(num_done)

@@ -4,7 +4,7 @@
 #                  wildcard is <run>/<name>
 #   mill.logs      the folder of its logs
 #   mill.of        the run that a job is about, by wildcards
-#   mill.asks      what a cluster is asked for: memory and minutes of each kind of job
+#   mill.resource  memory and minutes of each kind of job, for a cluster
 
 from featuremill.flow.screen import filter_output
 

@@ -23,8 +23,8 @@ rule deliver:
         mill.environment("merge")
     threads: 2
     resources:
-        mem_mb=mill.asks("deliver_mb"),
-        runtime=mill.asks("deliver_minutes"),
+        mem_mb=mill.resource("deliver_mb"),
+        runtime=mill.resource("deliver_minutes"),
     params:
         folder=subpath(input.plan, parent=True),
         reruns=mill.reruns("deliver"),

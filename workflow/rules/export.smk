@@ -21,8 +21,8 @@ for exported in mill.exported:
             mill.environment("merge")
         threads: 4
         resources:
-            mem_mb=mill.asks("merge_mb"),
-            runtime=mill.asks("merge_minutes"),
+            mem_mb=mill.resource("merge_mb"),
+            runtime=mill.resource("merge_minutes"),
         params:
             folder=subpath(input.manifest, parent=True),
             format=exported.format,

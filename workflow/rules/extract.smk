@@ -23,8 +23,8 @@ rule extract:
     threads: lambda wildcards: mill.of(wildcards).extract_threads()
     resources:
         gpu=lambda wildcards: mill.of(wildcards).extract_gpus,
-        mem_mb=mill.asks("extract_mb"),
-        runtime=mill.asks("extract_minutes"),
+        mem_mb=mill.resource("extract_mb"),
+        runtime=mill.resource("extract_minutes"),
     params:
         folder=subpath(output.receipt, ancestor=3),
     shell:

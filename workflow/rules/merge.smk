@@ -29,8 +29,8 @@ for merged in mill.merged:
             mill.environment("merge")
         threads: 4
         resources:
-            mem_mb=mill.asks("merge_mb"),
-            runtime=mill.asks("merge_minutes"),
+            mem_mb=mill.resource("merge_mb"),
+            runtime=mill.resource("merge_minutes"),
         params:
             folder=subpath(output.manifest, parent=True),
             reruns=mill.reruns("merge"),

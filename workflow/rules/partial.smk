@@ -21,8 +21,8 @@ for run in mill.runs.values():
             run.environment("merge")
         threads: 4
         resources:
-            mem_mb=run.asks.merge_mb,
-            runtime=run.asks.merge_minutes,
+            mem_mb=run.resources.merge_mb,
+            runtime=run.resources.merge_minutes,
         params:
             folder=subpath(input.plan, parent=True),
         shell:

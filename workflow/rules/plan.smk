@@ -21,8 +21,8 @@ checkpoint plan:
         mill.environment("plan")
     threads: 4
     resources:
-        mem_mb=mill.asks("plan_mb"),
-        runtime=mill.asks("plan_minutes"),
+        mem_mb=mill.resource("plan_mb"),
+        runtime=mill.resource("plan_minutes"),
     params:
         folder=subpath(output.plan, parent=True),
         reruns=mill.reruns("plan"),

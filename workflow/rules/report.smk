@@ -24,8 +24,8 @@ rule report:
     conda:
         mill.environment("report")
     resources:
-        mem_mb=mill.asks("merge_mb"),
-        runtime=mill.asks("merge_minutes"),
+        mem_mb=mill.resource("merge_mb"),
+        runtime=mill.resource("merge_minutes"),
     params:
         folder=subpath(output.page, parent=True),
         reruns=mill.reruns("report"),

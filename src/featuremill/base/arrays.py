@@ -1,5 +1,5 @@
-"""Arrow columns of vectors as NumPy arrays, without copying where Arrow allows it;
-and which of their rows have a number that is missing, NaN or infinite."""
+"""Conversion of Arrow columns of vectors to NumPy arrays, without a copy if possible; and a search
+for rows with numbers that are missing, NaN or infinite."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def digests(column: pa.Array | pa.ChunkedArray) -> Digests:
 
 
 def _numbers(flat: pa.Array) -> npt.NDArray[Any]:
-    """Return them without pandas, which Arrow's own way imports, where none is missing."""
+    """Return the numbers; avoid Arrow's `to_numpy`, which imports pandas, if none is null."""
     return flat.to_numpy(zero_copy_only=False) if flat.null_count else np.from_dlpack(flat)
 
 
 PIECE_BYTES = 2**18
-"""Values are looked at in pieces of this size, which a core's cache holds."""
+"""The size of pieces that fit into a core's cache."""
 EXPONENTS: dict[int, tuple[Any, Any]] = {
     2: (np.uint16(0x7C00), np.uint16),
     4: (np.uint32(0x7F800000), np.uint32),
@@ -72,10 +72,8 @@ EXPONENTS: dict[int, tuple[Any, Any]] = {
 
 
 def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return, for each row, whether one of its values is missing, NaN or infinite.
-
-    Looks into lists, not into structs.
-    """
+    """Return, for each row, whether a value in it, or in its lists, is missing, NaN or infinite.
+    Structs are not searched."""
     bad = np.zeros(values.num_rows, bool)
     for column in values.columns:
         if not _has_bad(column):
@@ -86,12 +84,12 @@ def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.boo
 
 
 def is_missing(values: pa.RecordBatch) -> bool:
-    """Return whether there is no value at some place, be it in a list; looks into no structs."""
+    """Return whether a value, also in a list, is missing. Structs are not searched."""
     return any(_innermost(column) is None for column in values.columns)
 
 
 def _innermost(column: pa.Array) -> pa.Array | None:
-    """Return what a column's lists hold in the end; None where a value is missing on the way."""
+    """Return the innermost values of a column of nested lists; None if any value is missing."""
     while not column.null_count:
         if pa.types.is_struct(column.type) or not pa.types.is_nested(column.type):
             return column
@@ -107,7 +105,7 @@ def _has_bad(column: pa.Array) -> bool:
     inner = _innermost(column)
     if inner is None or not pa.types.is_floating(inner.type):
         return inner is None
-    # What `inner.to_numpy()` is, which would import pandas, for a third of a second.
+    # The same as `inner.to_numpy()`, which would import pandas, for a third of a second.
     numbers = np.frombuffer(inner.buffers()[1], inner.type.to_pandas_dtype())
     return not is_finite(numbers[inner.offset : inner.offset + len(inner)])
 
@@ -115,8 +113,8 @@ def _has_bad(column: pa.Array) -> bool:
 def is_finite(numbers: np.ndarray[Any, Any]) -> bool:
     """Return whether no number of a contiguous array is NaN or infinite.
 
-    These have all bits of the exponent set. NumPy's isfinite has no vector code for float16: it
-    reads 1.3 GB/s where this, on integers and in pieces that a core's cache holds, reads 12.
+    These have all bits of the exponent set. NumPy's isfinite has no vector code for float16 and
+    reads 1.3 GB/s; this, with integers and in pieces that fit into a core's cache, reads 12 GB/s.
     """
     exponent, integer = EXPONENTS[numbers.dtype.itemsize]
     bits = numbers.reshape(-1).view(integer)

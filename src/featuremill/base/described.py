@@ -22,10 +22,10 @@ def key_of(name: str, field: FieldInfo) -> str:
 
 
 class Described(BaseModel):
-    """Base of models that a person fills in: unknown keys are refused, values are frozen.
+    """Base of models for configs: unknown keys are refused, values are frozen.
 
-    Pydantic's `use_attribute_docstrings` would search all imported modules for the source of each
-    class when the class is made. Here the source is read once descriptions are needed.
+    Pydantic's `use_attribute_docstrings` searches all imported modules for the source of each class
+    when the class is made. Here the source is read only when descriptions are needed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,7 +82,7 @@ def _types_in(annotation: Any) -> Iterator[Any]:
 
 @functools.cache
 def _docstrings(model: type) -> dict[str, str]:
-    """Return the docstrings of the fields that the class itself has; {} without its source."""
+    """Return the docstrings of the class's own fields; {} without its source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
     except (OSError, TypeError, SyntaxError):

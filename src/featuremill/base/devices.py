@@ -1,4 +1,4 @@
-"""The devices that a config allows, and what workloads have to know of them, without torch."""
+"""The devices that a config allows, and their properties for workloads, without torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 
 
 def cuda_devices() -> list[Device]:
-    """Return the NVIDIA GPUs that work and are visible by CUDA_VISIBLE_DEVICES.
-
-    In a job from which an executor hides all GPUs, they are those that its run sees, as what is
-    planned there is computed by other jobs.
-    """
+    """Return the NVIDIA GPUs that work and are visible by CUDA_VISIBLE_DEVICES. In a job from which
+    an executor hides all GPUs, return those of the run: it plans for other jobs."""
     mask = CUDA_VISIBLE_DEVICES.text()
     if mask == "":
         mask = RUN_SEES.value()
@@ -60,12 +57,8 @@ def refuse_slices(devices: Sequence[Device], num_devices: int) -> None:
 
 
 def planning_device(choice: str) -> Device:
-    """Return the device for which "auto" options are resolved: the least capable one of those
-    chosen.
-
-    On a machine without a GPU, as where a cluster plans, `device: cuda` stands for an Ampere or
-    newer one.
-    """
+    """Return the device for which "auto" options are resolved: the least capable of the allowed
+    ones. On a machine without a GPU, where a cluster may plan, "cuda" means Ampere or newer."""
     gpus = [] if choice == "cpu" else cuda_devices()
     if gpus:
         return min(gpus, key=lambda gpu: gpu.has_bf16)
@@ -75,11 +68,8 @@ def planning_device(choice: str) -> Device:
 
 
 def with_processors(devices: Sequence[Device]) -> list[Device]:
-    """Return `devices` with their numbers of multiprocessors, as CUDA's driver reports them.
-
-    It is called without torch, which not every workload needs. Visible devices have the order of
-    the lease. Without an answer the number stays 0, and a workload uses the usual one.
-    """
+    """Return `devices`, in the order of the lease, with their numbers of multiprocessors. If CUDA's
+    driver does not answer, the number stays 0, and a workload uses a default."""
     # In NVML's order; otherwise CUDA puts the device first that it takes for the fastest.
     CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")
     try:

@@ -1,4 +1,4 @@
-"""What packages register as entry points, this one too: workloads, outputs and steps."""
+"""The entry points of this and other packages: workloads, outputs, steps and commands."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def metadata() -> Path:
 
 @functools.cache
 def own(group: str) -> Mapping[str, EntryPoint]:
-    """Return what featuremill itself registers in a group, by name, in alphabetical order.
+    """Return featuremill's own entry points in a group, by name, in alphabetical order.
 
     Raises:
-        UserError: it is installed without, or not at all.
+        UserError: the installed featuremill has none.
     """
     try:
         registered = distribution(PACKAGE).entry_points.select(group=group)
@@ -57,7 +57,7 @@ def _changed(folder: str) -> int | None:
 
 @functools.lru_cache(maxsize=1)
 def _all(_: tuple[tuple[str, int | None], ...]) -> Any:
-    """Read the metadata of all packages once: a run looks in several groups, dozens of times."""
+    """Return all entry points, from a cache: a run looks them up dozens of times."""
     return entry_points()
 
 
@@ -67,11 +67,11 @@ def of_others(group: str, name: str) -> EntryPoint | None:
 
 
 def find(group: str, name: str) -> EntryPoint | None:
-    """Return what is registered as `name` in a group; other packages are only looked at where
-    featuremill itself has none of that name.
+    """Return the entry point `name` in a group; other packages are searched only if featuremill has
+    none of that name.
 
     Raises:
-        UserError: there is one in this checkout, and it was installed before.
+        UserError: this checkout has one, and was installed before that was added.
     """
     point = own(group).get(name) or of_others(group, name)
     if point is None and PYPROJECT.exists():

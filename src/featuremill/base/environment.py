@@ -1,9 +1,8 @@
-"""The environment: every variable that the package reads or sets, its meaning, type and default.
+"""Every environment variable that the package reads or sets: its meaning, type and default.
 
-Leases read theirs in
-`featuremill.lease.environment`; no other module names `os.environ`. docs/environment.md is written
-from the tables here, but for what is internal: that carries something from the workflow to its
-jobs, and is not for users to set.
+Those of leases are in `featuremill.lease.environment`; no other module uses `os.environ`.
+docs/environment.md is made from the variables here, except internal ones, which pass values from
+the workflow to its jobs.
 """
 
 from __future__ import annotations

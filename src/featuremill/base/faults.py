@@ -1,4 +1,4 @@
-"""What kind of failure an error is that torch or a driver raised, by its type and its words."""
+"""Classification of errors of torch and drivers, by their types and messages."""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ STICKY_CUDA_ERRORS = (
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether memory ran out, on a device (torch's own error) or on the host."""
-    is_told = isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_told
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def is_device_error(error: Exception) -> bool:
-    """Return whether a device is dead: every later call would fail as well.
+    """Return whether a device is dead, so that every later call would fail as well.
 
-    Once CUDA is in use the device is asked, as a library refuses an operation in the same words in
-    which a dead device answers. Before that, the words are all that there is.
+    Once CUDA is initialised, the device is tested: libraries refuse an operation with the same
+    message as a dead device. Before that, only the message can be used.
     """
     if is_out_of_memory(error) or fault_of_installation(error):
         return False
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         return not all(computes(f"cuda:{n}") for n in range(torch.cuda.device_count()))
-    is_told = any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
-    return isinstance(error, RuntimeError) and is_told
+    is_sticky = any(text in str(error) for text in STICKY_CUDA_ERRORS)
+    return isinstance(error, RuntimeError) and is_sticky
 
 
 def computes(device: str) -> bool:
-    """Return whether `device`, as torch names it, still adds two numbers; wait until it is idle."""
+    """Return whether torch's `device` can still add two numbers; wait until it is idle."""
     import torch
 
-    for _ in range(2):  # a call that was refused may leave its error for the next one to find
+    for _ in range(2):  # the first call may raise the error of an earlier one
         try:
             return int(torch.ones(2, device=device).sum()) == 2
         except Exception as error:
@@ -90,5 +91,5 @@ def fault_of_installation(error: Exception) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return the error's text as one line of bearable length that every file can hold."""
+    """Return the message as one printable line of at most 300 characters."""
     return plain(" ".join(str(error).split()))[:300]

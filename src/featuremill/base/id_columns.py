@@ -1,8 +1,8 @@
-"""Whose a record is: the columns of a table that say it, and the whole id that they make.
+"""The columns of a table that identify a record, and the whole id that they make.
 
-Each record has a sample, the empty one where there is no sheet of samples. Inside, an id is whole,
-and no other record of the run has it: `<sample>/<id>`, or the id alone where the sample is empty.
-`IdColumns` is asked by all who write or read ids: what is one column there may be two elsewhere.
+Each record has a sample, which is empty without a sheet of samples. The code uses whole ids, which
+are unique in a run: `<sample>/<id>`, or the id alone if the sample is empty. All code that reads or
+writes ids uses `IdColumns`, because tables with and without samples have different columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATTERNS = (
 
 
 def accessions(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return the accession in each of `ids`; the id itself where it is none of `PATTERNS`."""
+    """Return the accession in each of `ids`; an id that matches none of PATTERNS is kept."""
     import pyarrow.compute as pc  # here: a worker matches single ids, and starts faster without
 
     matches = [pc.struct_field(pc.extract_regex(ids, pattern), [0]) for pattern in PATTERNS]
@@ -53,23 +53,22 @@ SAMPLE, ID = "sample", "id"
 KEYS = (SAMPLE,)
 """Columns that name the owner of an id. Their values have no "/", so a whole id can be split."""
 WHOLE = (*KEYS, ID)
-"""The columns of which whole ids are made; readers have empty keys where a table has none."""
+"""The columns of which whole ids are made; a table without keys is read as with empty ones."""
 
 
 class IdColumns(NamedTuple):
-    """The columns that say which record a row of a table is of."""
+    """The columns that identify the record of a row of a table: the KEYS that it has, and ID."""
 
     keys: tuple[str, ...] = ()
-    """The columns of KEYS that the table has."""
 
     @classmethod
     def among(cls, names: Collection[str]) -> IdColumns:
-        """Return those of a table with columns of these `names`."""
+        """Return the id columns of a table with columns of these `names`."""
         return cls(tuple(key for key in KEYS if key in names))
 
     @classmethod
     def of_sheet(cls, sheet: str) -> IdColumns:
-        """Return those of the records of a sheet of samples, if there is one."""
+        """Return the id columns of the records of a sheet of samples; "" for no sheet."""
         return cls(KEYS) if sheet else ID_ALONE
 
     @property
@@ -77,11 +76,11 @@ class IdColumns(NamedTuple):
         return [*self.keys, ID]
 
     def cells(self, whole_id: str) -> list[str]:
-        """Return what the columns have of a record."""
+        """Return the values of the columns for a record."""
         return whole_id.split("/", len(self.keys))
 
     def whole(self, cells: Mapping[str, str], own_id: str) -> str:
-        """Return the whole id of a record, of which `cells` has the keys."""
+        """Return the whole id of a record, whose keys are in `cells`."""
         return "/".join([*(cells[key] for key in self.keys), own_id])
 
     def accession(self, whole_id: str) -> str:
@@ -90,7 +89,7 @@ class IdColumns(NamedTuple):
         return "/".join([*keys, accession(own_id)])
 
     def owner(self, whole_id: str) -> str:
-        """Return whose a record is: its keys; "" where the table has none."""
+        """Return the keys of a record; "" for a table without any."""
         return "/".join(self.cells(whole_id)[:-1])
 
 

@@ -1,7 +1,7 @@
-"""Arrow without pandas, until a program imports that.
+"""Keep Arrow from importing pandas until the program imports it.
 
-Of whatever Arrow makes something, it asks whether it is pandas', and imports pandas to ask: a
-quarter of a second and 40 MB of each process. Where pandas is not imported, nothing is pandas'.
+Arrow checks whether its input is an object of pandas, and imports pandas for that, which takes a
+quarter of a second and 40 MB. Without an import of pandas, no object can be one of pandas.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from types import ModuleType
 
 
 def set_up() -> None:
-    """Let Arrow know pandas from when this process imports it, and not before.
-
-    Arrow may be imported later. For processes of our own: a user who calls featuremill from theirs
-    keeps Arrow as it is.
-    """
+    """Hide pandas from Arrow until this process imports pandas. Arrow may be imported later. Only
+    featuremill's own processes call this, and not programs that import featuremill."""
     if "pandas" in sys.modules:
         return
     finder = _Finder()
@@ -27,7 +24,7 @@ def set_up() -> None:
 
 
 class _Finder:
-    """Hides pandas while Arrow is imported. When pandas is imported, Arrow looks for it again."""
+    """Hides pandas while Arrow is imported; lets Arrow find it once it is imported."""
 
     is_hiding = False
 
@@ -43,7 +40,7 @@ class _Finder:
         return None
 
     def hide_from_arrow(self) -> None:
-        """Have Arrow look for pandas, which it does once, and find none."""
+        """Let Arrow search for pandas, which it does once, and not find it."""
         import pyarrow as pa
 
         self.is_hiding = True
@@ -57,7 +54,7 @@ class _Finder:
         if "pyarrow" in sys.modules:
             import pyarrow as pa
 
-            pa.table({}).to_pandas()  # whatever needs pandas has Arrow look again
+            pa.table({}).to_pandas()  # lets Arrow search again
 
 
 def _spec(

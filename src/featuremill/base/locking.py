@@ -1,7 +1,7 @@
-"""One at a time at a file: kernel locks that fall with their holder, so none is ever left behind.
+"""Kernel locks on files, which end with their process, so that none is left behind.
 
 Some shared file systems have none (NFS without lockd, Lustre without flock). Nothing is computed
-there until the user confirms that no other process computes.
+there until the user confirms that no other process does so (FEATUREMILL_WITHOUT_LOCKS).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def locked(
 ) -> Iterator[int]:
     """Hold the lock `path` for the block; yield its descriptor, which children may inherit.
 
-    `waiting` is called once when another process holds it; `advice` says what to do without locks.
+    `waiting` is called once if another process holds it. `advice` is part of the error message.
 
     Raises:
-        UserError: when the file system has no locks.
+        UserError: the file system has no locks.
     """
     while True:
-        with path.open("a") as file:  # what the holder says of itself stands in it
+        with path.open("a") as file:  # the holder's description must stay
             if claimed(file, path, advice) is False:
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -46,20 +46,16 @@ def locked(
 
 
 def is_still_there(file: IO[Any], path: Path) -> bool:
-    """Return whether the open file is the one at `path`: a process that waited for the lock of a
-    file that was removed meanwhile has a lock that the next one does not meet.
-    """
+    """Return whether the open file is still the one at `path`. Another process may have removed the
+    file during the wait for its lock, which then protects nothing."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False
 
 
 def claimed(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
-    """Take the lock of the open file as `try_lock` does, but try for a moment.
-
-    A test whether a process holds a lock shares it for an instant: no reason to be refused, nor for
-    a job of Slurm's to be queued again.
-    """
+    """Take the lock of the open file like `try_lock`, but retry for half a second: a test whether a
+    lock is held takes it for an instant."""
     until = time.monotonic() + PATIENCE_SECONDS
     while (is_ours := try_lock(file, path, advice)) is False and time.monotonic() < until:
         time.sleep(0.02)
@@ -67,11 +63,11 @@ def claimed(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
 
 
 def try_lock(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
-    """Take the lock of the open file; False when another process holds it, None when there are no
-    locks and the user said to continue without.
+    """Take the lock of the open file. Return False if another process holds it, and None if there
+    are no locks and FEATUREMILL_WITHOUT_LOCKS is set.
 
     Raises:
-        UserError: when the file system of `path` has no locks.
+        UserError: the file system of `path` has no locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

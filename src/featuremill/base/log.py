@@ -11,7 +11,7 @@ from pathlib import Path
 from featuremill.base.text import plain
 
 BEGIN = "begin: "
-"""The first line of a command in a log file: each attempt of a job writes behind the last one."""
+"""The beginning of a command's first line in a log file. Attempts of a job append to the file."""
 LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (\w+) +featuremill[.\w]*: (.*)")
 FIRST = re.compile(rf"\d{{4}}-\d\d-\d\d [\d:,]+ \w+ +featuremill[.\w]*: {BEGIN}")
 """The beginning of a log file of a command."""
@@ -66,18 +66,18 @@ def is_log(path: Path, first: re.Pattern[str] = FIRST) -> bool:
 
 
 def keeps_details() -> bool:
-    """Return whether debug lines go anywhere: into a log file, or with -v to the screen."""
+    """Return whether debug messages are written, to a log file or (-v) to the screen."""
     return any(handler.level <= logging.DEBUG for handler in root.handlers)
 
 
 def log_or_screen() -> str:
-    """Return what a message calls the place of details: the log, or the screen."""
+    """Return words for the place of details: the log, or the screen."""
     has_file = any(isinstance(handler, _LogFile) for handler in root.handlers)
     return "the log" if has_file else "what is printed above"
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose disk may be full: that is one sentence on the screen, and no end of work."""
+    """A log file whose disk may be full, which is one message on the screen and no failure."""
 
     _has_failed = False
 
@@ -90,7 +90,7 @@ class _LogFile(logging.FileHandler):
             print(f"{self.baseFilename}: {error.strerror}; this log has gaps.", file=sys.stderr)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is tried again here
+        with contextlib.suppress(OSError):  # from writing again what could not be written
             super().close()
 
 
@@ -117,5 +117,5 @@ def _story(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 def _lines(start: str, message: str) -> str:
-    """Return each line of `message` behind `start`, so that none can pass for another event."""
+    """Return `message` with `start` before each line, so that none looks like another event."""
     return "\n".join(f"{start}{line}" for line in plain(message).split("\n"))

@@ -1,12 +1,11 @@
-"""Whose a row of a user's table is: the record with that id, or with that accession in its id.
+"""Matching of the rows of a user's table with records, by id or by the accession in the id.
 
-A whole id goes before an accession. Nothing is guessed: an accession that two records have is
-refused, and so are two rows of one record. If few of the names are names of records, the message
-says in which form they would be.
+A match by the whole id has priority. An accession that two records have is refused, and so are two
+rows of one record. If few names match, the error suggests a form in which more would.
 
     names = Matcher(path, {name: line, ...}, "record of the inputs")
     for record in records:
-        name = names.name_of(record.id)      # None where the table has no row of it
+        name = names.name_of(record.id)      # None if the table has no row of it
     names.check()
 """
 
@@ -23,10 +22,10 @@ from featuremill.base.text import clipped
 from featuremill.base.words import counted
 
 FEW = 0.5
-"""Below this share of names that match, a table is taken for one of other records or other ids."""
+"""If a smaller share of the names matches, the table is refused."""
 MOST_NAMED = 3
 MOST_REMEMBERED = 100_000
-"""Records whose ids are kept to say what would match."""
+"""Records whose ids are kept for the suggestion."""
 FORMS: Mapping[str, Callable[[str], str]] = {
     "as accessions": accession,
     "in other capitals": str.lower,
@@ -41,7 +40,7 @@ FORMS: Mapping[str, Callable[[str], str]] = {
 
 
 class Matcher:
-    """The names in a table, and the records that they are of."""
+    """Matches the names in a table with the ids of records."""
 
     def __init__(
         self,
@@ -56,19 +55,19 @@ class Matcher:
         self._path, self._line_of, self._noun, self._log = path, line_of, noun, log
         self._id_columns = id_columns
         self.id_of: dict[str, str] = {}
-        """The ids of the records met so far, by their names in the table."""
+        """The ids of the matched records, by name in the table."""
         self._other_id_of: dict[str, str] = {}
-        """Ids of records with a row of their own, by their accessions, which have one as well."""
+        """Ids that have a row, by their accessions, which have another row."""
         self._met: dict[str, None] = {}
         self._num_met = 0
 
     @property
     def unmatched(self) -> list[str]:
-        """The names of no record so far, in the order of the table."""
+        """The names that no record has matched so far, in the order of the table."""
         return [name for name in self._line_of if name not in self.id_of]
 
     def match(self, ids: Iterable[str]) -> Matcher:
-        """Meet the records `ids`, whatever their order: whole ids go first. Return self.
+        """Match the records `ids`, first those by whole ids; return self.
 
         Raises:
             UserError: as `name_of` does.
@@ -84,7 +83,7 @@ class Matcher:
         return self
 
     def name_of(self, id: str) -> str | None:
-        """Return what the table calls the record `id`; None where it has no row of it.
+        """Return the name in the table of the record `id`; None if it has no row.
 
         Raises:
             UserError: another record has this name, or the accession.
@@ -114,11 +113,11 @@ class Matcher:
         return self._id_columns.accession(id)
 
     def check(self) -> None:
-        """Look at what was matched after all records were met; say which names are of none.
+        """Warn of unmatched names, once all records were passed.
 
         Raises:
-            UserError: two rows are of one record, or no name is of a record, or less than half
-                are; a table of far more records than there are may have fewer.
+            UserError: two rows match one record, no name matches, or less than half do. A table of
+                far more records than there are may have fewer matches.
         """
         for short, id in self._other_id_of.items():
             if short not in self.id_of:
@@ -134,9 +133,9 @@ class Matcher:
         is_of_more = num_names > self._num_met / FEW
         if not num_matched or (num_matched < FEW * num_names and not is_of_more):
             how = f"only {num_matched:,} of its" if num_matched else "none of its"
-            theirs = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
+            first_id = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
             raise UserError(
-                f"{self._path}: {how} {num_names:,} ids is a {self._noun}{theirs}; the "
+                f"{self._path}: {how} {num_names:,} ids is a {self._noun}{first_id}; the "
                 f"first that is none is {first}; {self._remedy(unmatched)}."
             )
         if self._log:
@@ -153,7 +152,7 @@ class Matcher:
             )
 
     def _remedy(self, unmatched: list[str]) -> str:
-        """Return a remedy: the form of id that would match most of the names."""
+        """Return an advice: the form of ids that would match most of the names."""
         num_matches: dict[str, int] = {}
         for says, form in FORMS.items():
             ids = {self._own(id) for id in self._met}

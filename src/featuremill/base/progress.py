@@ -1,7 +1,7 @@
 """Progress lines of long work: one every ten seconds, on a terminal or not.
 
-A job of a workflow that has others beside it keeps them to its log file: on the screen they would
-mix with those of the others, and Snakemake's main process says there how far all of them are.
+A job that runs in parallel with others writes them only to its log file. On the screen, Snakemake's
+main process shows the progress of all jobs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CallBack = Callable[[int, int], object]
 
 
 class Progress:
-    """Says now and then how far one piece of work is; what takes less than that says nothing."""
+    """Logs the progress of `what`, counted in `unit`, every ten seconds; `has_others_beside` is for
+    one of many jobs."""
 
     def __init__(
         self, log: logging.Logger, what: str, unit: str = "records", has_others_beside: bool = False
     ) -> None:
-        """`what` is counted in `unit` a second; `has_others_beside` is for one of many jobs."""
         self._log = log
         self._what = what
         self._unit = unit
@@ -70,7 +70,7 @@ class Progress:
 
 @contextlib.contextmanager
 def on_terminal() -> Iterator[CallBack | None]:
-    """Yield what shows progress in a line of a terminal or a notebook, and nowhere else."""
+    """Yield a function that shows progress on a line of a terminal or notebook; None elsewhere."""
     if not (sys.stderr.isatty() or type(sys.stderr).__name__ == "OutStream"):  # ipykernel's
         yield None
         return

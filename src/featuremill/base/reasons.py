@@ -1,9 +1,8 @@
-"""Why records have no values: the kinds of reasons, and what a person can do about each.
+"""The kinds of reasons why records have no values, and a remedy for each.
 
-A reason is "head: detail". Its head is a fixed phrase that belongs to one kind, so parts and tables
-are counted and sorted by heads alone; the detail is about one record, in a workload's own words,
-and decides nothing. Code that refuses or fails a record makes the reason here, a workload as well
-(`featuremill.workload.RecordFailed`).
+A reason is "head: detail". The head is a fixed phrase of one kind, by which records are counted and
+sorted; the detail is about one record, in a workload's own words. All code that refuses or fails a
+record makes the reason here, also workloads (`featuremill.workload.RecordFailed`).
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from typing import NamedTuple
 
 class Kind(NamedTuple):
     name: str
-    """A word to ask for it by."""
+    """Its name for `featuremill retry --reason`."""
     heads: tuple[str, ...]
-    """Phrases without a colon that no other kind has; the first one is the usual one."""
+    """Phrases without a colon that no other kind has; the first is the default."""
     remedy: str
-    """The remedy, in one or two sentences."""
 
     def reason(self, detail: str = "", head: str = "") -> str:
-        """Return a reason of this kind that says `detail` of a record; `head` is one of its own."""
+        """Return a reason of this kind with a `detail`, and with one of its heads."""
         if not self.heads:
             # A workload's own words: counted by their own head, unless another kind has that.
             return detail if detail and kind_of(detail) is self else f"failed: {detail}"
@@ -137,7 +135,6 @@ MISSING_WORDS = frozenset(
 PEPTIDES = ("NAN", "NAT")
 """Words for missing values that no program writes in capitals, and that can be peptides."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
-"""The kinds that only the core uses."""
 OF_RECORDS = (
     NOT_FINITE,
     OUT_OF_MEMORY,
@@ -165,7 +162,7 @@ def is_missing(text: str) -> bool:
 
 
 def is_missing_sequence(text: str) -> bool:
-    """Return whether a whole cell of sequences is such a word, and no peptide."""
+    """Return whether a cell of sequences is a word for a missing value and cannot be a peptide."""
     return is_missing(text) and text.strip() not in PEPTIDES
 
 
@@ -173,7 +170,7 @@ def learn(kinds: Sequence[Kind]) -> None:
     """Register the `kinds` of a workload in this process.
 
     Raises:
-        ValueError: when one has the name or a head of another kind, or no head; for its author.
+        ValueError: one has the name or a head of another kind, or no head.
     """
     for kind in kinds:
         taken = [known for known in all_kinds() if known.name == kind.name and known != kind]
@@ -191,21 +188,16 @@ def all_kinds() -> list[Kind]:
 
 
 def head_of(reason: str) -> str:
-    """Return what a reason says of more than one record: all that is before its first colon."""
+    """Return the head of a reason: the text before its first colon."""
     return reason.partition(":")[0]
 
 
 def kind_of(reason: str) -> Kind:
-    """Return the kind of `reason`, by its head alone."""
     return _by_head.get(head_of(reason), OTHER)
 
 
 def named(name: str) -> Kind:
-    """Return the kind called `name`, which a workload says of a record.
-
-    Raises:
-        ValueError: when there is no such kind for workloads; for the author of one.
-    """
+    """Return the kind called `name`; raise ValueError if workloads have no such kind."""
     known = [*OF_RECORDS, *_of_workloads.values()]
     for kind in known:
         if kind.name == name:
@@ -215,5 +207,5 @@ def named(name: str) -> Kind:
 
 
 def delivered(text: str) -> str:
-    """Return the reason in a part for a workload's text, unless only the core uses it."""
+    """Return the reason in a part for a workload's text; kinds of the core become OTHER."""
     return text if kind_of(text) not in OF_THE_CORE else OTHER.reason(text)

@@ -1,8 +1,5 @@
-"""run.log: one line for each shard, plan and merge as it ends, for people and for grep.
-
-It is appended to, each line in one write, by the process that ends, on any machine. Nothing reads
-it, and no work ends because it cannot be written.
-"""
+"""run.log: one line for each finished shard, plan and merge, for people and grep. Each line is
+appended in one write. No code reads the file, and failing to write it is no error."""
 
 from __future__ import annotations
 
@@ -31,8 +28,6 @@ ENTRY = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  [a-z]+ ")
 
 
 class Line:
-    """What will stand in the line of something that is at work."""
-
     def __init__(self) -> None:
         self.outcome = "done"
         self.text = ""
@@ -40,7 +35,7 @@ class Line:
 
 @contextlib.contextmanager
 def line(root: Path, verb: str, shard: str = "") -> Iterator[Line]:
-    """Append a line to the log of the run in `root` when the block ends, however it does."""
+    """Append a line to the log of the run in `root` when the block ends or fails."""
     begun, entry = time.monotonic(), Line()
     try:
         yield entry
@@ -56,10 +51,8 @@ def line(root: Path, verb: str, shard: str = "") -> Iterator[Line]:
 
 
 def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
-    """Return what a shard's line says of its job, out of what is known of it.
-
-    `facts` has entries of a receipt; `reasons` counts failed records by their reason's kind.
-    """
+    """Return the text of a shard's line. `facts` are entries of a receipt; `reasons` counts failed
+    records by kind."""
     seconds = facts.get("seconds", {})
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(reasons.items()))
     warned = [f"warned: {_cut(text)}" for text in facts.get("warnings", ())]

@@ -1,5 +1,5 @@
-"""Standard output and error as any caller leaves them: closed, a pipe without a reader, or in an
-encoding that lacks letters of ours."""
+"""Standard streams that may be closed, a pipe without a reader, or in an encoding that lacks some
+letters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 
 class _Stream(io.FileIO):
-    """A standard stream that takes what its reader does not wait for, as of `head`."""
+    """A standard stream that drops output after its reader, such as `head`, has closed the pipe."""
 
     is_read = True
-    """Whether what is written goes anywhere."""
 
     def write(self, data: Any) -> int:
         """Write; drop all output once the pipe has no reader; raise another OSError once."""
@@ -32,8 +31,8 @@ class _Stream(io.FileIO):
 
 
 def set_up() -> None:
-    """Prepare the streams of this process, once, before it opens a file: that would get the number
-    of a closed one, and programs that this starts would write into it."""
+    """Prepare the streams of this process, before it opens a file: a file would get the descriptor
+    of a closed stream, and child processes would write into it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
@@ -55,12 +54,12 @@ def set_up() -> None:
 
 
 def is_read() -> bool:
-    """Return whether standard output goes anywhere."""
+    """Return whether standard output still has a reader."""
     raw = _raw(sys.stdout)
     return raw.is_read if isinstance(raw, _Stream) else True
 
 
 def _raw(stream: Any) -> Any:
-    """Return the file behind a standard stream; None behind what a test or a notebook put there."""
+    """Return the file of a standard stream; None if a test or a notebook has replaced it."""
     buffer = getattr(stream, "buffer", None)
     return getattr(buffer, "raw", buffer)

@@ -32,7 +32,7 @@ def wrapped(text: str, first: str = "", rest: str = "", *, width: int) -> list[s
 
 
 def plain_name(name: str) -> str:
-    """Refuse names that are none of a folder."""
+    """Return `name`; raise ValueError if it may not be the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
     if len(name) > MAX_NAME:

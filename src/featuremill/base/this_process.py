@@ -19,9 +19,7 @@ from featuremill.base import __version__
 from featuremill.lease.program import die_with_parent as die_with_parent
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""How people and schedulers stop a run."""
 VERSION = __version__
-"""The version of featuremill."""
 PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = PACKAGE / "smk" / "Snakefile"
 SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
@@ -29,13 +27,13 @@ SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "
 PROFILES = Path(SNAKEFILE).parent / "profiles"
 """Folders of profiles, by their names."""
 ALWAYS_USED = ("numpy", "pyarrow")
-"""Distributions of which each process with values has the versions."""
+"""Distributions whose versions are recorded for all values."""
 
 
 @contextlib.contextmanager
 def starting_child() -> Iterator[None]:
-    """Keep Ctrl-C from a child that is started inside: it inherits what is blocked, and answers
-    once it unblocks it. Ctrl-C in an import would be a traceback."""
+    """Block SIGINT for a child that is started in the block, until the child unblocks it: Ctrl-C
+    during its imports would print a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -44,16 +42,13 @@ def starting_child() -> Iterator[None]:
 
 
 def name_of_process() -> str:
-    """Return what tells this process from others: its pid, and the namespace that counts it."""
+    """Return a unique name of this process: its pid and its PID namespace."""
     return f"{os.getpid()}@{_pid_namespace()}"
 
 
 def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; leave now if the process of the name
-    `starter`, from which this one came, has died already.
-
-    While Python starts, the parent can die: then the process that adopts orphans is the parent.
-    """
+    """Ask the kernel for `signal_number` when the parent dies. Exit now if `starter`, the name of
+    an ancestor, died while Python started: then another process is the parent."""
     die_with_parent(os.getppid(), signal_number)
     pid, _, namespace = starter.partition("@")
     if namespace and namespace == _pid_namespace():
@@ -69,8 +64,8 @@ def _pid_namespace() -> str:
 
 
 def num_cores() -> int:
-    """Return how many of the machine's cores this process may use, by its affinity and by the quota
-    of its control groups: `docker run --cpus=2` and Kubernetes limit a container so."""
+    """Return the number of cores that this process may use, by its affinity and by the quota of its
+    control groups, as set by `docker run --cpus=2` and Kubernetes."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = cpu_quota()
@@ -109,7 +104,7 @@ def _quota_of(group: Path, version: int) -> float:
 
 
 def program() -> str:
-    """Return how featuremill is called from here: by its path where the shell finds none."""
+    """Return the command `featuremill`, with its path if the shell does not find it."""
     if shutil.which("featuremill"):
         return "featuremill"
     beside = Path(sys.executable).parent / "featuremill"
@@ -117,7 +112,7 @@ def program() -> str:
 
 
 def peak_of_process_mb() -> int:
-    # Linux's ru_maxrss is at least what the process had that started this one (getrusage(2)).
+    # In Linux, ru_maxrss is at least that of the parent at the fork (getrusage(2)).
     status = Path("/proc/self/status")
     for line in status.read_text("ascii").splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
@@ -141,7 +136,6 @@ def versions(distributions: Iterable[str] = ()) -> dict[str, str]:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
     versions = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -161,5 +155,5 @@ def take_space(descriptor: int, start: int, size: int) -> None:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the nearest folder that exists on the way to an absolute path."""
+    """Return an absolute path if it is a folder, or else its nearest existing parent."""
     return next(parent for parent in (path, *path.parents) if parent.is_dir())

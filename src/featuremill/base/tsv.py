@@ -1,8 +1,8 @@
-"""TSV files: the one way in which results are written as text.
+"""TSV files, the format of all results that are text.
 
-A line is a row, and no cell is quoted. Control characters are written out (a tab is `\\x09`), and
-so is a quotation mark that begins a cell (`\\x22`). So every reader sees the same cells, whether it
-knows quoting or not. Nothing is an empty cell.
+A line is a row, and no cell is quoted. Control characters are escaped (a tab is `\\x09`), and so is
+a quotation mark at the start of a cell (`\\x22`), so that readers with and without quoting see the
+same cells. None is an empty cell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ BLOCK_ROWS = 1_024
 
 
 def cell(value: object) -> str:
-    """Return a value as a cell."""
     if value is None:
         return ""
     text = one_line(str(value))
@@ -31,7 +30,7 @@ def cell(value: object) -> str:
 
 
 def original(text: str) -> str:
-    """Return a cell with its first quotation mark again; control characters stay written out."""
+    """Return a cell with its first quotation mark unescaped; control characters stay escaped."""
     return MARK + text.removeprefix(MARK_WRITTEN_OUT) if text.startswith(MARK_WRITTEN_OUT) else text
 
 
@@ -55,7 +54,6 @@ class TsvWriter:
         self.row(names)
 
     def row(self, values: Iterable[object]) -> None:
-        """Append a row."""
         self._file.write("\t".join(map(cell, values)) + "\n")
 
     def columns(self, columns: Sequence[pa.ChunkedArray]) -> None:

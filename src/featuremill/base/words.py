@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 NBSP = "\u00a0"
-"""Between a number and its unit, where no line may end: on the page."""
+"""A no-break space, between a number and its unit on a page."""
 
 
 def count(number: float) -> str:
@@ -26,7 +26,6 @@ def in_units(number: int, units: str) -> str:
 
 
 def records(number: int) -> str:
-    """Return "1 record" or "12,345 records"."""
     return counted(number, "record")
 
 
@@ -42,7 +41,7 @@ def short(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the two largest units that say something."""
+    """Return a duration in its two largest units, such as 2 h 5 min."""
     if seconds < 9.95:
         return f"{seconds:.1f}{NBSP}s"
     total = round(seconds)
@@ -69,7 +68,7 @@ def clock(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Return a clock time in UTC: the hosts of a run may stand in different zones."""
+    """Return a time in UTC: the hosts of a run may have different time zones."""
     time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -94,14 +93,14 @@ def human_bytes(size: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """Return joules, and from a kilowatt hour on those."""
+    """Return an energy in joules, or in watt hours from a kilowatt hour on."""
     if joules < 3.6e6:
         return f"{short(joules)}J" if joules >= 1000 else f"{joules:.3g}{NBSP}J"
     return f"{short(joules / 3600)}Wh"
 
 
 def share(part: float, whole: float) -> str:
-    """Return `part` of `whole` in per cent; "under 1 %" rather than a nought that is not one."""
+    """Return `part` of `whole` in per cent; "under 1 %" for a part that would round to 0."""
     percent = 100 * part / whole if whole else 0.0
     if 0 < percent < 1:
         return f"under 1{NBSP}%"
@@ -114,8 +113,8 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-MOST_TOLD, MOST_VALUES = 4, 5
-"""Changes that a sentence names, and values of a list."""
+MOST_CHANGES, MOST_VALUES = 4, 5
+"""Changes in a sentence, and values of a list."""
 
 
 class Change(NamedTuple):
@@ -128,8 +127,10 @@ class Change(NamedTuple):
 
 def in_words(changes: Sequence[Change]) -> str:
     """Return the changes as text, such as "layers: 6 → 3; pool: mean → max"."""
-    shown = [f"{key}: {_value(before)} → {_value(now)}" for key, before, now in changes[:MOST_TOLD]]
-    more = [f"{len(changes) - MOST_TOLD:,} more"] if len(changes) > MOST_TOLD else []
+    shown = [
+        f"{key}: {_value(before)} → {_value(now)}" for key, before, now in changes[:MOST_CHANGES]
+    ]
+    more = [f"{len(changes) - MOST_CHANGES:,} more"] if len(changes) > MOST_CHANGES else []
     return "; ".join([*shown, *more])
 
 

@@ -233,12 +233,11 @@ class Config(Features, Records):
 
 @dataclass(frozen=True)
 class Origin:
-    """The positions of a config's keys, for messages; two configs are compared without it."""
+    """The positions of a config's keys, for messages; comparisons of configs ignore it."""
 
     source: str = field(default="config", compare=False)
     """The name of the config in messages."""
     places: Places = field(default_factory=dict, compare=False)
-    """The position of each key."""
 
     def at(self, *key: str) -> str:
         """Return the position of `key`, or of its nearest parent with a known position."""
@@ -262,7 +261,6 @@ class Run(Config):
 
     @property
     def options_given(self) -> dict[str, Any]:
-        """The options as JSON values."""
         return self.options.model_dump(mode="json")
 
     @property
@@ -306,7 +304,6 @@ class Run(Config):
 
     @property
     def id_columns(self) -> IdColumns:
-        """The columns of ids in results."""
         return IdColumns.of_sheet(self.samples)
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from featuremill.base import entry_points, environment
+from featuremill.base.described import key_of
 from featuremill.base.environment import Setting
 from featuremill.base.errors import UserError
 from featuremill.config import Config, Features, Records
@@ -83,7 +84,6 @@ You need to set none of these. A command's option beats its variable, a variable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb `config-docs`."""
     parser.add_argument("--folder", type=Path, default=Path("config"), help="default: config")
     schemas = Path("workflow/schemas")
     parser.add_argument("--schemas", type=Path, default=schemas, help=f"default: {schemas}")
@@ -119,7 +119,8 @@ def readme(installed: bool = False) -> str:
     keys = _steps(installed)
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
     several = SEVERAL.replace("WORKLOAD", DEFAULT)
-    sections += ["", several, *_table(Several, besides=Records), *_rows_of_set()]
+    sections += ["", several, *_table(Several, besides=Records)]
+    sections += [*_table(Set, besides=Features, prefix="features.<name>.")][2:]  # without the head
     steps = ([f"`{key}`", finding.step_of(key).ABOUT] for key in keys)
     sections += ["", STEPS, *_lines(["key", "meaning"], steps)]
     for key in keys:
@@ -144,8 +145,14 @@ def _steps(installed: bool) -> list[str]:
 
 def environment_page() -> str:
     """Return the Markdown page on the environment variables that are read or set."""
+
+    def default_of(setting: Setting[Any]) -> str:
+        default = setting.default
+        shown = int(default) if isinstance(default, bool | float) else default
+        return setting.default_words or f"`{shown}`"
+
     ours = (
-        [f"`{setting}`", _default(setting), setting.meaning]
+        [f"`{setting}`", default_of(setting), setting.meaning]
         for setting in environment.SETTINGS
         if not setting.is_internal
     )
@@ -159,13 +166,6 @@ def environment_page() -> str:
         *("", "## Of other programs", "", *_lines(["variable", "use"], others)),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _default(setting: Setting[Any]) -> str:
-    if setting.default_words:
-        return setting.default_words
-    default = setting.default
-    return f"`{int(default) if isinstance(default, bool | float) else default}`"
 
 
 def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -210,20 +210,14 @@ def run_schema(installed: bool = False) -> Schema:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
-def _table(model: type[BaseModel], besides: type[BaseModel] = BaseModel) -> Iterator[str]:
+def _table(
+    model: type[BaseModel], besides: type[BaseModel] = BaseModel, prefix: str = ""
+) -> Iterator[str]:
+    """Yield the lines of a table of the keys of `model`, except those of the model `besides`."""
     schema = model.model_json_schema()
-    for name in besides.model_fields:
-        schema["properties"].pop(name, None)
-    yield from _lines(HEAD, _rows(schema, schema.get("$defs", {}), ""))
-
-
-def _rows_of_set() -> Iterator[str]:
-    """Yield the lines of the keys that only a set of features has."""
-    schema = Set.model_json_schema()
-    names = Set.model_fields.keys() - Features.model_fields
-    own = {name: schema["properties"][name] for name in names}
-    _, _, *rows = _lines(HEAD, _rows({**schema, "properties": own}, {}, "features.<name>."))
-    yield from rows
+    for name, field in besides.model_fields.items():
+        schema["properties"].pop(key_of(name, field), None)
+    yield from _lines(HEAD, _rows(schema, schema.get("$defs", {}), prefix))
 
 
 def _rows(schema: Schema, definitions: dict[str, Schema], prefix: str) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Describe the errors of a config, from pydantic's and YAML's errors, in sentences."""
+"""Describe the errors of a config, from pydantic's errors, in sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from datetime import date
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from featuremill.base.text import one_line, plain
@@ -24,7 +23,6 @@ _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = 20
 _brief.maxstring = _brief.maxother = 80
 
 Schema = dict[str, Any]
-"""A JSON schema, or a part of one."""
 
 KINDS = {
     "integer": "a whole number",
@@ -115,21 +113,6 @@ def name_of(key: tuple[str, ...]) -> str:
 
 def description_of(schema: Schema) -> str:
     return " ".join(schema.get("description", "").split())
-
-
-def not_yaml(source: str, error: Exception) -> str:
-    """Return the sentence for a file that is not valid YAML."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    line = f":{mark.line + 1}" if mark else ""
-    what = problem or " ".join(str(error).split())
-    if not isinstance(error, yaml.YAMLError | ValueError):
-        what = "a tag, such as !!int, stands before a value that does not fit it"
-    advice = "look there, and one line above, at colons, quotes and indentation"
-    if "constructor for the tag" in what:
-        advice = "leave the tag out, as only plain values are read"
-    if "\\t" in what:
-        advice = "indent with spaces, not tabs"
-    return f"{source}{line}: this is not valid YAML ({what}); {advice}."
 
 
 def _locate(

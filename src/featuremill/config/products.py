@@ -31,8 +31,8 @@ WITHOUT_EFFECT = {
 
 
 def counted(config: Run, verb: str) -> dict[str, Any]:
-    """Return the part of a config whose edit reruns a command. Snakemake records it as a parameter,
-    so another representation would rerun finished runs."""
+    """Return the part of a config whose edit reruns a command. Snakemake records it as a parameter:
+    a change of its form would rerun finished runs."""
     values = config.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
     if not values["samples"]:  # as in runs from before this key
         del values["samples"]
@@ -112,16 +112,11 @@ def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change
         changes.append(Change(config.key_of_named, planned, now))
     if plan.workload != config.workload:
         return [*changes, Change("workload", plan.workload, config.workload)]
-    changes += _changed_options(plan, options_of_values(config))
+    options = options_of_values(config)
+    for key, before in plan.asked.items():
+        if key in options and options[key] not in (before, plan.settings.options.get(key)):
+            changes.append(Change(key, before, options[key]))
     return changes + _changed_files(plan, config, folder)
-
-
-def _changed_options(plan: Plan, options: Mapping[str, Any]) -> list[Change]:
-    return [
-        Change(key, before, options[key])
-        for key, before in plan.asked.items()
-        if key in options and options[key] not in (before, plan.settings.options.get(key))
-    ]
 
 
 def _changed_files(plan: Plan, config: Run, folder: Path) -> list[Change]:

@@ -59,11 +59,8 @@ class ProjectConfig(NamedTuple):
     runs: Mapping[str, Run]
     """The runs by their folder below results/: <run>, or <run>/<name> for each set of several."""
     sections: Mapping[str, Any]
-    """The sections of steps, by their keys."""
     samples: str = ""
-    """The sheet of samples, if there is one."""
     origin: Origin = Origin()
-    """The positions of the keys."""
 
     @property
     def folders(self) -> list[Path]:
@@ -72,12 +69,10 @@ class ProjectConfig(NamedTuple):
 
     @property
     def files(self) -> list[str]:
-        """All input files; a sheet of samples comes first."""
         return configs.files_named(self.inputs, self.samples)
 
     @property
     def rules(self) -> list[str]:
-        """The rule files of the steps."""
         return [str(step_of(key).RULES) for key in self.sections]
 
     @property
@@ -137,7 +132,6 @@ def problems_of_files(project: ProjectConfig) -> Iterator[str]:
 
 
 def checks_records(project: ProjectConfig) -> bool:
-    """Return whether a step checks planned records."""
     return any(isinstance(step_of(key), ChecksRecords) for key in project.sections)
 
 
@@ -203,7 +197,12 @@ def _with_runs(
     by_name = {run.run: run for run in runs}
     name = first.run.partition("/")[0]
     project = ProjectConfig(name, first.named, by_name, sections, first.samples, origin)
-    if files := _records(project.for_steps):
+    files = {
+        kind: file
+        for key, maker in _makers(sections).items()
+        for kind, file in maker.records(sections[key], project.for_steps).items()
+    }
+    if files:
         reading = [
             run.reading([_file_of(kind, run, files)]) for kind, run in zip(kinds, runs, strict=True)
         ]
@@ -240,15 +239,6 @@ def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
     """Return the steps that make records from the inputs, by their keys."""
     steps = {key: step_of(key) for key in sections}
     return {key: maker for key, maker in steps.items() if isinstance(maker, MakesRecords)}
-
-
-def _records(project: step.Project) -> dict[str, str]:
-    """Return the files of records that steps make from the inputs, by kind."""
-    return {
-        kind: file
-        for key, maker in _makers(project.sections).items()
-        for kind, file in maker.records(project.sections[key], project).items()
-    }
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:

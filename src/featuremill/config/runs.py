@@ -35,7 +35,6 @@ class Runs(NamedTuple):
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one run and no step."""
         return not self.steps and len(self.folders) == 1
 
     def again(self, forced: Sequence[str] = ()) -> str:

@@ -35,7 +35,17 @@ def load(source: str, text: str) -> tuple[dict[str, Any], Places]:
     except UserError:
         raise
     except Exception as error:  # a value after a tag such as !!bool may raise any exception
-        raise UserError(problems.not_yaml(source, error)) from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f":{mark.line + 1}" if mark else ""
+        what = problem or " ".join(str(error).split())
+        if not isinstance(error, yaml.YAMLError | ValueError):
+            what = "a tag, such as !!int, stands before a value that does not fit it"
+        advice = "look there, and one line above, at colons, quotes and indentation"
+        if "constructor for the tag" in what:
+            advice = "leave the tag out, as only plain values are read"
+        if "\\t" in what:
+            advice = "indent with spaces, not tabs"
+        raise UserError(f"{source}{line}: this is not valid YAML ({what}); {advice}.") from None
     if document is None or not isinstance(raw, dict):
         raise UserError(
             f"{source}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."

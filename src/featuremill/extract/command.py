@@ -1,8 +1,8 @@
 """featuremill extract: compute one shard. This process is the supervisor and never imports torch.
 
-It first takes the lock of the journal. A second job for the same shard waits there, without a GPU,
-and uses the result. Then it leases devices and starts a worker, whose crash, hang or lack of memory
-does not end this process. It writes the receipt last. A verified part is reused.
+It takes the lock of the journal, leases devices, and starts a worker, whose crash, hang or lack of
+memory does not end this process. It writes the receipt last. A second job for the same shard waits
+for the lock, without a GPU, and uses the result: a part is verified and reused.
 """
 
 from __future__ import annotations
@@ -52,16 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    stall_seconds = arguments.stall_seconds
-    if stall_seconds is None:
-        stall_seconds = STALL_SECONDS.value()
-    folder = Results(enter(arguments))
-    plan = _read_plan(folder, arguments.shard, arguments.recipe)
-    extraction = Extraction(folder, plan, arguments.shard, arguments.threads, stall_seconds)
-    extraction.finish()
-
-
-def _read_plan(folder: Results, shard: str, recipe: str | None) -> Plan:
+    folder, shard, recipe = Results(enter(arguments)), arguments.shard, arguments.recipe
     plan = folder.read_plan()
     if recipe not in (None, plan.recipe):
         raise UserError(f"{folder.plan}: its recipe is {plan.recipe}, not {recipe}; plan again.")
@@ -72,11 +63,14 @@ def _read_plan(folder: Results, shard: str, recipe: str | None) -> Plan:
         raise UserError(
             f"{folder.shard(shard)}: this shard is gone; run the same command again: it plans anew."
         )
-    return plan
+    stall_seconds = arguments.stall_seconds
+    if stall_seconds is None:
+        stall_seconds = STALL_SECONDS.value()
+    Extraction(folder, plan, shard, arguments.threads, stall_seconds).finish()
 
 
 class Extraction:
-    """The steps from a shard to its part: lock, reuse or compute the part, write the receipt."""
+    """Makes the part of a shard: takes the lock, reuses or computes it, writes the receipt."""
 
     def __init__(
         self, folder: Results, plan: Plan, shard: str, threads: int, stall_seconds: float
@@ -87,6 +81,7 @@ class Extraction:
         self.declared_receipt = folder.receipt(plan.recipe, shard)
         self.kept_receipt = folder.kept_receipt(plan.recipe, shard)
         self.journal = folder.journal(plan.recipe, shard)
+        self.log_path = self.journal.with_suffix(".log")
         self._folder = folder
         self._job = Job(
             run_folder=str(folder.root),
@@ -107,7 +102,7 @@ class Extraction:
         self.part.parent.mkdir(parents=True, exist_ok=True)
         with (
             run_log.line(self._folder.root, "extract", self.shard) as line,
-            locked(self.journal.with_suffix(".lock"), self._say_waiting) as lock,
+            locked(self.journal.with_suffix(".lock"), self._wait) as lock,
         ):
             for path in (self.declared_receipt, self.kept_receipt):
                 remove_left(path)  # incomplete ones of killed jobs
@@ -115,15 +110,27 @@ class Extraction:
             if receipt is None:
                 receipt = self._extract(lock, line)
             else:
-                journal_log.remove(self.journal)  # left by a job that was killed after renaming
+                self.log_path.unlink(missing_ok=True)  # of a job that was killed after renaming
                 line.outcome = "kept"
                 log.info("shard %s: the part is there already", self.shard[:8])
             receipt.write(self.declared_receipt)
             self._publish(receipt)
 
-    def _say_waiting(self) -> None:
+    def _wait(self) -> None:
+        """Report that another job has the lock, and requeue this job if it is a Slurm job for a
+        shard, so that it releases its GPU.
+
+        When Snakemake is killed, its jobs continue, and the next Snakemake submits the same shards
+        again. A requeued job starts at least two minutes later, and finds the result or is requeued
+        again. Slurm then ends this process. If Slurm refuses (--no-requeue), the job waits.
+        """
         log.info("shard %s: another job computes it; waiting", self.shard[:8])
-        _requeue()
+        job = SLURM_JOB_ID.text()
+        if job is None or not SLURM_JOBS.value():
+            return
+        log.info("another job has the shard: Slurm's job %s is queued again until it is done", job)
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)  # noqa: S607
 
     def _publish(self, receipt: Receipt) -> None:
         """Copy the part to the first shared store of the plan, if there is one."""
@@ -141,7 +148,7 @@ class Extraction:
                 )
 
     def _verified(self) -> Receipt | None:
-        """Return the receipt beside the part; None and remove the part if it is damaged."""
+        """Return the receipt of an existing part; remove a damaged part and return None."""
         if not (self.part.exists() and self.kept_receipt.exists()):
             return None
         kept = self._folder.find_kept_receipt(self.plan.recipe, self.shard)
@@ -173,17 +180,15 @@ class Extraction:
                 line.text = run_log.of_shard(_so_far(supervisor, recorder), {})
                 raise
             receipt = self._finished(computed, supervisor, started, began, wanted.policy)
-        line.text = run_log.of_shard(receipt.as_json(), self._reasons(receipt))
+        reasons = list[str]()
+        if receipt.failed:
+            from featuremill.store.parts import failed_rows  # imports more of pyarrow
+
+            _, reasons = failed_rows(self.part)
+        kinds = Counter(kind_of(reason).name for reason in reasons)
+        line.text = run_log.of_shard(receipt.as_json(), kinds)
         log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
-
-    def _reasons(self, receipt: Receipt) -> Counter[str]:
-        if not receipt.failed:
-            return Counter()
-        from featuremill.store.parts import failed_rows  # imports more of pyarrow
-
-        _, reasons = failed_rows(self.part)
-        return Counter(kind_of(reason).name for reason in reasons)
 
     def _finished(
         self, computed: Receipt, supervisor: Supervisor, started: str, began: float, policy: str
@@ -207,7 +212,7 @@ class Extraction:
         receipt.write(self.kept_receipt)
         self.journal.replace(self.part)
         sync(self.part.parent)
-        journal_log.remove(self.journal)
+        self.log_path.unlink(missing_ok=True)
         self.part.with_suffix(".bad").unlink(missing_ok=True)
         return receipt
 
@@ -241,18 +246,3 @@ def _outcome(receipt: Receipt) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _requeue() -> None:
-    """Requeue this job, if it is a Slurm job for a shard, so that it releases its GPU.
-
-    When Snakemake is killed, its jobs continue, and the next Snakemake submits the same shards
-    again. A requeued job starts at least two minutes later, and finds the result or is requeued
-    again. Slurm then ends this process. If Slurm refuses (--no-requeue), the job waits.
-    """
-    job = SLURM_JOB_ID.text()
-    if job is None or not SLURM_JOBS.value():
-        return
-    log.info("another job has the shard: Slurm's job %s is queued again until it is done", job)
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)  # noqa: S607

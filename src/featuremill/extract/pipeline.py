@@ -51,7 +51,11 @@ class Watch:
 
     def arm(self, cost: int) -> None:
         """Restart the timer for batches of this total cost; it fires even if the GIL is held."""
-        self.arm_for(max(self._stall_seconds, SLOWER * self._predicted(cost)))
+        seconds, cost_run = self.busy_seconds, self.cost_run
+        if cost_run > self._first[1]:  # without the first batch, which includes one-time work
+            seconds, cost_run = seconds - self._first[0], cost_run - self._first[1]
+        predicted = cost * seconds / cost_run if cost_run else 0.0
+        self.arm_for(max(self._stall_seconds, SLOWER * predicted))
 
     def arm_for(self, seconds: float) -> None:
         """Restart the timer, to fire after `seconds`."""
@@ -72,12 +76,6 @@ class Watch:
         if not self._first[1]:
             self._first = (self.busy_seconds, self.cost_run)
 
-    def _predicted(self, cost: int) -> float:
-        seconds, cost_run = self.busy_seconds, self.cost_run
-        if cost_run > self._first[1]:  # without the first batch, which includes one-time work
-            seconds, cost_run = seconds - self._first[0], cost_run - self._first[1]
-        return cost * seconds / cost_run if cost_run else 0.0
-
 
 MOST_IN_FLIGHT = 2
 """Largest number of batches in flight on one device; each further device of the model adds one."""
@@ -87,16 +85,15 @@ MOST_TRACEBACKS = 20
 
 
 class _BehindAFailureError(Exception):
-    """A good batch that is not committed, because a batch before it failed."""
+    """A batch before this one failed, so this one is not committed."""
 
 
 class Shard:
-    """The rows of a shard, and the journal for their values."""
+    """The rows of a shard, and the journal for their values, the columns of a `workload`."""
 
     def __init__(
         self, rows: pa.Table, journal: Journal, values: pa.Schema, workload: str = ""
     ) -> None:
-        """`values` are the columns of the workload called `workload`."""
         self._workload = workload
         self.journal = journal
         self.values = values
@@ -180,8 +177,8 @@ class Pipeline:
         self._must_wait = False
         """Whether a batch failed, so that no later batch may be committed."""
 
-    def run(self, tell: Callable[[], None]) -> None:
-        """Compute all batches of the queue; call `tell` after each step.
+    def run(self, report: Callable[[], None]) -> None:
+        """Compute all batches of the queue; call `report` after each step.
 
         Raises:
             RuntimeError: if the device failed and cannot compute any more.
@@ -192,19 +189,13 @@ class Pipeline:
                 pool.submit(int).result()  # start the thread while there is memory
             self._look_ahead()
             while self._ahead or self._flying:
-                if (
-                    self._settle(self._most_beside(self._ahead))
-                    and self._ahead
-                    and not self._launch(*self._ahead)
-                ):
+                in_flight = [*self._flying, self._ahead] if self._ahead else []
+                is_alone = self._suspicious or any(batch.is_alone for batch, _ in in_flight)
+                most = self._most_in_flight - 1 if self._ahead and not is_alone else 0
+                if self._settle(most) and self._ahead and not self._launch(*self._ahead):
                     self._settle(0)
-                tell()
+                report()
             self._commit_suspicious()
-
-    def _most_beside(self, ahead: tuple[Batch, Future[Any] | None] | None) -> int:
-        """Return the number of batches that may be in flight when the batch `ahead` is launched."""
-        is_alone = bool(self._suspicious) or any(batch.is_alone for batch, _ in self._flying)
-        return 0 if is_alone or not ahead or ahead[0].is_alone else self._most_in_flight - 1
 
     def _look_ahead(self, beside: Batch | None = None) -> None:
         """Take the next batch and prepare it, unless it or `beside`, launched now, is alone."""
@@ -312,16 +303,20 @@ class Pipeline:
             if isinstance(error, _BehindAFailureError):
                 self._queue.put_back(batch)
             elif not compute.queue_again(self._queue, batch, error):
-                self._tell(error)
                 self._fail(batch.rows[0], error)
         self._look_ahead()
 
     def _fail(self, row: int, error: Exception) -> None:
-        """Commit a failed row; before any row has succeeded, keep it uncommitted.
+        """Commit a failed row, and log its traceback if it is one of the first. Before any row has
+        succeeded, keep it uncommitted.
 
         Raises:
             WorkloadError: if the first records all fail with the same text.
         """
+        if not isinstance(error, RecordFailed):
+            self._num_logged += 1
+            if self._num_logged <= MOST_TRACEBACKS and not faults.is_out_of_memory(error):
+                self._note("".join(traceback.format_exception(error)))
         reason = compute.reason_of(error)
         if self._has_worked or isinstance(error, RecordFailed) or faults.is_out_of_memory(error):
             self._commit_suspicious()
@@ -342,11 +337,3 @@ class Pipeline:
         for row, reason in self._suspicious:
             self._shard.commit_failed(row, reason)
         self._suspicious.clear()
-
-    def _tell(self, error: Exception) -> None:
-        """Log the tracebacks of the first failed records."""
-        if isinstance(error, RecordFailed):  # no traceback needed
-            return
-        self._num_logged += 1
-        if self._num_logged <= MOST_TRACEBACKS and not faults.is_out_of_memory(error):
-            self._note("".join(traceback.format_exception(error)))

@@ -43,10 +43,10 @@ log = logging.getLogger("featuremill.extract")
 
 
 class Poller:
-    """Reads the GPUs with these UUIDs on a thread, and keeps the last values."""
+    """Reads the GPUs with these UUIDs on a thread, and keeps the last values. It adds the energy of
+    each GPU to `energy_j` under its UUID."""
 
     def __init__(self, uuids: Sequence[str], energy_j: dict[str, float]) -> None:
-        """Start the thread; add the energy of each GPU to `energy_j` under its UUID."""
         self._uuids = uuids
         self._energy_j = energy_j
         self._last: dict[str, tuple[float, Gauges]] = {}
@@ -77,8 +77,8 @@ class Poller:
         self._is_stopped = True
         self._wake.set()
 
-    def is_asking(self) -> bool:
-        """Return whether a call of NVML does not return after `stop`."""
+    def is_stuck(self) -> bool:
+        """Return whether a call of NVML has not returned since `stop`."""
         self._thread.join(LAST_CALL_SECONDS)
         return self._thread.is_alive()
 
@@ -143,13 +143,10 @@ SLOTS = re.compile(r"@\d+of(\d+)")
 
 
 class Recorder:
-    """Records one attempt at a shard."""
-
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
         """Start the thread; `facts` are further values of the start event."""
         self._sampler = Sampler(path, journal_path, facts)
         self.devices: list[dict[str, Any]] = []
-        """The devices of the last lease."""
         self._poller: Poller | None = None
         self._thread = threading.Thread(target=self._sampler.run, name="telemetry", daemon=True)
         with contextlib.suppress(RuntimeError):  # no memory for a thread: no samples
@@ -163,37 +160,36 @@ class Recorder:
     ) -> None:
         status = "ok" if kind is None else "failed" if issubclass(kind, Exception) else "stopped"
         message = str(error)[:MOST_LETTERS] if status == "failed" else None
-        self._stop_asking()
+        self._stop_polling()
         self._sampler.orders.put(("end", {"status": status, "message": message}))
         if self._thread.is_alive():
             self._thread.join(LAST_SECONDS)
 
-    def waits(self) -> None:
+    def record_wait(self) -> None:
         """Record that the job waits for a device."""
-        self._stop_asking()
+        self._stop_polling()
         self._sampler.worker = None
         self.record_progress({"stage": "wait"})
 
-    def has(self, held: Lease) -> None:
-        """Record the devices of the lease."""
+    def record_lease(self, held: Lease) -> None:
         self.devices = [_described(device, held) for device in held.devices]
         self.record_progress({"stage": "load"})
         self._sampler.orders.put(("device", {"devices": self.devices}))
         uuids = [device.uuid for device in held.devices if device.kind == "cuda"]
         if not uuids:
             return
-        if self._poller and self._poller.is_asking():
+        if self._poller and self._poller.is_stuck():
             log.debug("NVML does not answer; no values of GPUs from here on")
             return
         with contextlib.suppress(RuntimeError):
             self._poller = self._sampler.poller = Poller(uuids, self._sampler.energy_j)
 
-    def starts(self, worker: int) -> None:
-        """Record the process that computes from now on."""
+    def record_worker(self, pid: int) -> None:
+        """Take samples of the process `pid` from now on."""
         import psutil  # here, so that importing featuremill stays cheap
 
         with contextlib.suppress(psutil.Error):  # the process may have ended already
-            process = psutil.Process(worker)
+            process = psutil.Process(pid)
             process.cpu_percent()  # later calls return the share since this one
             self._sampler.worker = process
 
@@ -202,10 +198,9 @@ class Recorder:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """The worker's last progress."""
         return self._sampler.progress
 
-    def sees_the_end(self) -> Usage:
+    def finish(self) -> Usage:
         """Take the last sample while the worker exists; return the receipt's entry."""
         self._sampler.has_sampled.clear()
         self._sampler.orders.put(("sample", {}))
@@ -215,7 +210,7 @@ class Recorder:
         known = {"of_whole_gpu": shared} if shared else {}
         return Usage.model_validate({**self._sampler.summary, **known})
 
-    def _stop_asking(self) -> None:
+    def _stop_polling(self) -> None:
         self._sampler.poller = None
         if self._poller:
             self._poller.stop()
@@ -236,7 +231,7 @@ def _described(device: Device, held: Lease) -> dict[str, Any]:
 
 
 class Sampler:
-    """Takes samples of its attributes, which another thread sets, and writes them."""
+    """Takes samples and writes them. Another thread sets its public attributes."""
 
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
         self.progress: dict[str, Any] = {"stage": "wait"}
@@ -255,7 +250,6 @@ class Sampler:
         self._sums = Summary()
         self._cpu_read_at = -math.inf
         self._num_earlier = 0
-        """Number of attempts that this attempt continues."""
         self._earlier_energy_j: list[float] = []
         """The known energies of earlier attempts, in joules."""
         self._sampled_at = time.monotonic()
@@ -263,7 +257,6 @@ class Sampler:
         self._stage = ""
 
     def run(self) -> None:
-        """Sample until "end"."""
         try:
             self._run()
         except Exception:  # a failed sample must not end a job

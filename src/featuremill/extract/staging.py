@@ -1,8 +1,5 @@
-"""Copy weights once to a local disk of the node, for all jobs of the node.
-
-The environment variable FEATUREMILL_STAGE is the folder. A copy is used only if it has the sha256
-of the recipe.
-"""
+"""Copies of weights on a local disk of the node (FEATUREMILL_STAGE), made once for all jobs of the
+node. A copy is used only if it has the sha256 of the recipe."""
 
 from __future__ import annotations
 
@@ -31,9 +28,16 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
         UserError: if the folder's name is not usable.
         IntegrityError: if the original has another sha256 than the recipe.
     """
-    folder = folder_of_this_user()
-    if folder is None:
+    variable = STAGE.value()
+    if not variable:
         return weights
+    stage = os.path.expandvars(variable)
+    if "$" in stage or not Path(stage).is_absolute():
+        raise UserError(
+            f"{STAGE}: {variable!r} is no folder on this node; give an absolute path, and only "
+            "variables that are set where the job runs."
+        )
+    folder = Path(stage) / f"featuremill-{os.getuid()}"
     copy = folder / f"{weights.sha256}{weights.path.suffix}"
     try:
         files.make_own_folder(folder)
@@ -45,20 +49,6 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
         warn(f"{STAGE}: {folder}: {reason}; the weights are read from {weights.path}")
         return weights
     return weights._replace(path=copy)
-
-
-def folder_of_this_user() -> Path | None:
-    """Return this user's folder of copies; None if no staging folder is set."""
-    variable = STAGE.value()
-    if not variable:
-        return None
-    folder = os.path.expandvars(variable)
-    if "$" in folder or not Path(folder).is_absolute():
-        raise UserError(
-            f"{STAGE}: {variable!r} is no folder on this node; give an absolute path, and only "
-            "variables that are set where the job runs."
-        )
-    return Path(folder) / f"featuremill-{os.getuid()}"
 
 
 def _is_known(copy: Path) -> bool:
@@ -94,5 +84,5 @@ def _facts(copy: Path) -> dict[str, Any]:
     """Return the size, time and inode of a copy, or of each file in it."""
     if copy.is_dir():
         return {name: _facts(copy / name) for name in files.files_below(copy)}
-    about = copy.stat()
-    return {"bytes": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}
+    status = copy.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "inode": status.st_ino}

@@ -60,7 +60,7 @@ class _WorkerDiedError(Exception):
         super().__init__(manner)
         self.blames_device = blames_device
         self.reason = kind.reason(manner)
-        """The reason of a failed record that ended a worker alone in this way."""
+        """The reason of a record that failed because it ended a worker alone in this way."""
 
 
 class Supervisor:
@@ -98,19 +98,19 @@ class Supervisor:
         """
         state = journal_log.read_log(self._log_path)
         for rows in state.strikes if state else []:  # in flight at an earlier job's deaths
-            self._strike(rows, reasons.CRASH.reason("in an earlier job"))
+            self._suspect(rows, reasons.CRASH.reason("in an earlier job"))
         deaths_in_a_row = 0
         manner = ""
         while True:
             commits = self._num_commits()
-            avoid = self._given_up(manner)
+            avoid = self._unusable_devices(manner)
             lock_holder.say(self._lock, devices=[])
-            self._recorder.waits()
+            self._recorder.record_wait()
             waiting_since = time.monotonic()
             with lease(self._choice, self._wanted, self._failures, avoid) as held:
                 self.seconds_waited += time.monotonic() - waiting_since
                 lock_holder.say(self._lock, devices=[*map(str, held.devices)])
-                self._recorder.has(held)
+                self._recorder.record_lease(held)
                 try:
                     receipt = self._run_worker(held)
                 except _WorkerDiedError as death:
@@ -127,7 +127,8 @@ class Supervisor:
                 )
             log.warning("%s: the worker %s; starting another", self._name, manner)
 
-    def _strike(self, rows: tuple[int, ...], reason: str) -> None:
+    def _suspect(self, rows: tuple[int, ...], reason: str) -> None:
+        """Have each of `rows` computed alone; one that was alone already fails with `reason`."""
         if len(rows) == 1 and rows[0] in self._solo:
             self._quarantined[rows[0]] = reason
         self._solo.update(rows)
@@ -146,14 +147,14 @@ class Supervisor:
             held.failed(f"{self._name}: the worker {death}")
         if rows and not (death.blames_device and is_alone and not worked_before):
             journal_log.add_strike(self._log_path, rows)
-            self._strike(rows, death.reason)
+            self._suspect(rows, death.reason)
 
     def _num_commits(self) -> int:
         state = journal_log.read_log(self._log_path)
         return len(state.commits) if state else 0
 
-    def _given_up(self, manner: str) -> list[str]:
-        """Return the UUIDs of devices not to use again; `manner` describes the last death."""
+    def _unusable_devices(self, manner: str) -> list[str]:
+        """Return the UUIDs of devices that failed too often; `manner` describes the last death."""
         given_up = [u for u, count in self._failures.items() if count >= MAX_FAILURES_A_DEVICE]
         allowed = devices_for(self._choice) if given_up else []
         if given_up and all(device.uuid in given_up for device in allowed):
@@ -197,7 +198,7 @@ class Supervisor:
             arguments = worker.stderr, log_level
             listener = threading.Thread(target=_log_lines, args=arguments, daemon=True)
             listener.start()
-            self._recorder.starts(worker.pid)
+            self._recorder.record_worker(worker.pid)
             try:
                 return self._follow(worker, job)
             finally:
@@ -234,7 +235,7 @@ class Supervisor:
                 log.debug("worker: %s", event["message"])
             elif kind == "done":  # the journal is synced, so the exit status does not matter
                 receipt = Receipt.model_validate(event)
-                return receipt.model_copy(update={"telemetry": self._recorder.sees_the_end()})
+                return receipt.model_copy(update={"telemetry": self._recorder.finish()})
             else:
                 trouble = Trouble.model_validate(event)
         status = worker.wait()

@@ -54,7 +54,7 @@ MOST_OF_MEMORY = 0.5
 be evicted before they are used."""
 
 
-def start(workload: Workload, devices: Sequence[Device]) -> None:
+def prepare_load(workload: Workload, devices: Sequence[Device]) -> None:
     """Start preparations for `load` on threads, while torch is imported; return at once."""
     if devices[0].kind == "cuda" and "torch" in workload.Options.PACKAGES:
         CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # before CUDA is initialised
@@ -90,8 +90,8 @@ def _read(path: Path) -> None:
 
 
 def peak_memory_mb(devices: Sequence[Device]) -> int:
-    """Return the peak memory in MiB: of the fullest device, or of the process on a CPU; 0 for a
-    workload on a GPU that computes without torch."""
+    """Return the peak memory in MiB of the fullest GPU (0 without torch), or on a CPU of the
+    process."""
     if devices[0].kind == "cuda":
         torch = sys.modules.get("torch")
         if torch is None:
@@ -167,7 +167,6 @@ def end_children_with_their_parent(events: int) -> None:
 
 
 def _weights_of(job: Job) -> Weights | None:
-    """Return the job's weights; UserError if they are not those of the recipe."""
     if job.weights is None:
         return None
     weights_here = weights_command.read(Path(job.weights), job.settings.workload)
@@ -179,9 +178,7 @@ def _weights_of(job: Job) -> Weights | None:
     return weights_here
 
 
-class _ToUser(logging.Handler):
-    """Forwards the workload's warnings to the supervisor."""
-
+class _ForwardWarnings(logging.Handler):
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._warn = warn
@@ -210,14 +207,12 @@ def _say(events: TextIO, event: str, **facts: Any) -> None:
 
 
 class Worker:
-    """One shard's extraction in this process."""
-
     def __init__(self, job: Job, events: TextIO) -> None:
         self.job = job
         self.events = events
         folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings.workload)
-        start(self.workload, job.devices)
+        prepare_load(self.workload, job.devices)
         self.devices = with_processors(job.devices)
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
@@ -235,7 +230,12 @@ class Worker:
             plugin_errors.batch_cost_of(name, self.workload, self.options, self.devices[0]),
         )
         self.shard = Shard(rows, self.journal, values, name)
-        self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
+        self.queue = Queue(
+            self.costs,
+            self.journal.batch_cost,
+            job.cost_unit,
+            lambda sentence: self._warn(f"{self._device_name}: {sentence}"),
+        )
         self.watch = Watch(job.stall_seconds, job.stacks)
         stages = ("start", "load", "compute", "prepare", "run", "write")
         self.seconds = dict.fromkeys(stages, 0.0)
@@ -258,7 +258,7 @@ class Worker:
         if is_left:
             self._compute()
         self.cost_planned = self.watch.cost_run
-        self._tell("state", "finish")
+        self._send("state", "finish")
         self.seconds["write"] = self.shard.write_seconds
         _say(self.events, "done", **self._receipt(self.journal.finish()).as_json())
 
@@ -269,20 +269,20 @@ class Worker:
         solo = [row for row in self.job.solo if row < len(self.costs) and row not in skip]
         skip.update(solo)
         planned = make_batches(self.costs, self.journal.batch_cost)
-        # The cheapest batch is first: it measures the device before an expensive batch could count
-        # as hung. The others keep their order, also in a resumed part.
+        # The cheapest batch is first: it measures the device, so that an expensive batch does not
+        # count as hung. The others keep their order, also in a resumed part.
         ordered = planned[-1:] + planned[:-1]
         left = [rows for batch in ordered if (rows := [r for r in batch if r not in skip])]
         self.queue.add(left)
         self.queue.add(([row] for row in solo), is_alone=True)
         self.cost_planned = self.queue.cost_left
-        self._tell("state", "load")
+        self._send("state", "load")
         return bool(left or solo)
 
     def _load(self) -> None:
         refuse_without_packages(type(self.options))
         start = time.monotonic()
-        logging.getLogger("featuremill").addHandler(_ToUser(self._warn))
+        logging.getLogger("featuremill").addHandler(_ForwardWarnings(self._warn))
         loading.watched_by(self._loads)
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
@@ -328,13 +328,13 @@ class Worker:
             self.shard,
             self.queue,
             self.watch,
-            self._note,
+            lambda text: _say(self.events, "note", message=text),
             len(self.devices),
         )
         self.pipeline = pipeline
-        self._tell("state", "run")
+        self._send("state", "run")
         try:
-            pipeline.run(self._tell_progress)
+            pipeline.run(self._send_progress)
         except RuntimeError as error:
             if faults.is_device_error(error):
                 raise DeviceError(f"{self._device_name}: {error}") from error
@@ -348,21 +348,15 @@ class Worker:
     def _device_name(self) -> str:
         return ", ".join(device.name for device in self.devices)
 
-    def _warn_of_memory(self, sentence: str) -> None:
-        self._warn(f"{self._device_name}: {sentence}")
-
     def _warn(self, sentence: str) -> None:
         self.warnings.append(sentence)
         _say(self.events, "warning", message=sentence)
 
-    def _note(self, text: str) -> None:
-        _say(self.events, "note", message=text)
-
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         now = time.monotonic()
         if now - self._reported_at >= PROGRESS_SECONDS:
             self._reported_at = now
-            self._tell(
+            self._send(
                 "progress",
                 "run",
                 rows=len(self.journal.rows_done),
@@ -372,7 +366,7 @@ class Worker:
                 seconds=now - self.watch.started,
             )
 
-    def _tell(self, event: str, stage: str, **facts: Any) -> None:
+    def _send(self, event: str, stage: str, **facts: Any) -> None:
         """Send an event with the progress, in the form of samples (`store.telemetry`)."""
         cost_left = max(0, self.cost_planned - self.watch.cost_run)
         state = {

@@ -33,11 +33,10 @@ AFTER = {
     command_line.GPUS: "a number",
     command_line.DEVICES: "GPUs, as in 0,2,",
 }
-"""The value of each option of our own, in words."""
+"""The options of featuremill with a value, and a description of the value."""
 ELSEWHERE = ("--executor", "-e", "--profile", "--workflow-profile")
 """Beginnings of the options with which jobs may run on other machines."""
 PROFILE = "--workflow-profile"
-"""Snakemake itself refuses a missing --profile."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _without_own(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the `options` without those that Snakemake does not get, and the values of these."""
+    """Return the options for Snakemake, and the values of featuremill's own options."""
     kept, own = list[str](), dict[str, str]()
     words = iter(options)
     for word in words:
@@ -131,11 +130,11 @@ def _resources(
     *,
     is_here: bool,
 ) -> list[str]:
-    """Return Snakemake's option for the GPUs, and set which ones; nothing where none is named.
+    """Return Snakemake's option for the number of GPUs, and set the variable for their names.
 
     Raises:
-        UserError: they contradict the config or another option, or are not on this machine, where
-            the jobs run here.
+        UserError: the options contradict the config or another option, or jobs run here
+            (`is_here`) and this machine lacks the GPUs.
     """
     if not any(typed.values()):
         return []
@@ -150,25 +149,25 @@ def _resources(
     slots = SLOTS_PER_GPU.value()
     count = gpus.of_all()
     if is_here:
-        here = count_slots(Request.from_environment()) // slots
-        if not here:
+        num_gpus = count_slots(Request.from_environment()) // slots
+        if not num_gpus:
             raise UserError(
                 f"{words}: no GPU can be used here; featuremill doctor lists the reasons."
             )
-        if (count or 0) > here:
-            raise UserError(f"{words}: {counted(here, 'GPU')} can be used here; ask for fewer.")
+        if (count or 0) > num_gpus:
+            raise UserError(f"{words}: {counted(num_gpus, 'GPU')} can be used here; ask for fewer.")
     return ["--resources", f"gpu={count * slots}"] if count else []
 
 
 def _all_cores() -> str:
-    """Return what `--cores` is to be for all that this process may use: Snakemake's own `all` does
-    not see the quota of a container."""
+    """Return the value of `--cores` for all cores that this process may use: Snakemake's `all`
+    ignores the quota of a container."""
     is_limited = not math.isinf(this_process.cpu_quota())
     return str(this_process.num_cores()) if is_limited else "all"
 
 
 def _with_cores(options: Sequence[str]) -> Iterator[str]:
-    """Yield the `options`, with `_all_cores` in the place of an `all` that is a number of cores."""
+    """Yield the `options`, with `--cores all` replaced by the number of cores."""
     for before, word in itertools.pairwise(["", *options]):
         if word == "all" and before in CORES:
             yield _all_cores()
@@ -179,7 +178,8 @@ def _with_cores(options: Sequence[str]) -> Iterator[str]:
 
 
 def _refuse_missing_profiles(options: Sequence[str]) -> None:
-    """Refuse a profile that is not there: Snakemake would continue without it, on this machine."""
+    """Refuse a missing --workflow-profile: Snakemake would continue without it, on this machine. It
+    refuses a missing --profile itself."""
     folders = (Path(), Path("profiles"), PROFILES)
     for word, following in itertools.pairwise([*options, ""]):
         option, is_one_word, value = word.partition("=")

@@ -1,7 +1,7 @@
-"""The object that the rule files share: the validated config, the paths of each run, the resources
-of jobs, and the closing words.
+"""`Flow`, the object that the rule files share: the validated config, the paths of each run, the
+resources of jobs, and the messages at the end.
 
-`begin` is called while the rules are read. In the main process it also prepares the runs
+`begin` makes it while Snakemake reads the rules. In the main process it also prepares the runs
 (`preflight`, `refusals`, `reruns`).
 """
 
@@ -78,11 +78,8 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
 
 
 class RunOfRules:
-    """A set of features, for its rules.
-
-    Paths in rules have no prefix: if another workflow imports this one with a prefix, Snakemake
-    adds it.
-    """
+    """A run, as its rules see it: its paths have no prefix, which Snakemake adds if another
+    workflow imports this one with one."""
 
     def __init__(self, workflow: Any, run: Run) -> None:
         self._workflow = workflow
@@ -91,21 +88,19 @@ class RunOfRules:
         """The run with the prefix in its paths. The commands of the run read these paths."""
         self.results = run.folder
         self.labels = [preflight.bare(run.labels.file)] if run.labels.file else []
-        """The table of labels, if there is one."""
         self.weights = [run.weights_json] if run.weights_json else []
-        """The file weights/<name>.json, if it needs weights."""
         self.checkpoint = preflight.checkpoint_files(run, self.here)
         """The checkpoint and the files in it, if the config names it by its path."""
         self.option_inputs = preflight.option_inputs(run, self.here)
         """Files and folders that options name, and the files in these folders."""
         self.num_slots = 0
-        self.asks = JobResources(self.here, jobs.gpu_model(workflow))
+        self.resources = JobResources(self.here, jobs.gpu_model(workflow))
         """Memory and minutes of each kind of job, for a cluster."""
 
     @property
     def inputs(self) -> list[str]:
-        """The files with the records, as Snakemake names them, after the sheet of samples if there
-        is one. If a step makes the sheet, its files are undeclared and not listed."""
+        """The files with the records, after the sheet of samples if there is one. If a step makes
+        the sheet, its files are undeclared and not listed."""
         if self.run.samples.startswith(f"results/{self.run.run.partition('/')[0]}/"):
             return [self.run.samples]
         with screen.refusing():
@@ -119,7 +114,6 @@ class RunOfRules:
 
     @property
     def weights_words(self) -> list[str]:
-        """The option of `featuremill plan` for `weights`."""
         return [f"--weights={self.here.weights_json}"] if self.weights else []
 
     @property
@@ -130,19 +124,19 @@ class RunOfRules:
     def environment(self, verb: str) -> str:
         """Return the conda environment of a command's jobs.
 
-        It is the workload's own for jobs that compute with it or in which it opens inputs, and for
-        all jobs of a workload of another package. Merge has that of an output. Else it is
+        It is the workload's own for jobs that compute with it or open its inputs, and for all jobs
+        of a workload of another package. That of merge may be an output's. Otherwise it is
         featuremill's.
         """
         workload = self.run.module
         own: Path | None = optional(workload, "ENVIRONMENT")
         computes = verb in ("weights", "extract")
-        opens = verb == "plan" and optional(workload, "TAKES_FILES")
-        if own and (computes or opens or plugin_errors.is_external(self.run.workload)):
+        opens_inputs = verb == "plan" and optional(workload, "TAKES_FILES")
+        if own and (computes or opens_inputs or plugin_errors.is_external(self.run.workload)):
             return str(own)
-        written = self.run.outputs if verb == "merge" else ()
-        theirs = (format_of(name).environment for name in written)
-        return next((str(path) for path in theirs if path), "../../envs/base.yaml")
+        outputs = self.run.outputs if verb == "merge" else ()
+        paths = (format_of(name).environment for name in outputs)
+        return next((str(path) for path in paths if path), "../../envs/base.yaml")
 
     @property
     def extract_gpus(self) -> int:
@@ -152,19 +146,18 @@ class RunOfRules:
         return jobs.extract_threads(self._workflow, self.run.device, self.num_slots)
 
     def receipts(self, plan_json: str) -> list[str]:
-        """Return the receipts of all shards of the plan."""
         plan = _plan_in(plan_json)
         return self._receipts_of(plan.shards, plan.recipe)
 
     def receipts_of_job(self, plan_json: str, job: str) -> list[str]:
-        """Return the receipts of the shards of a delivering job."""
+        """Return the receipts of the shards that a `deliver` job writes the rows of."""
         plan = _plan_in(plan_json)
         sources = [plan.sources[number] for number in groups_of(plan)[int(job)]]
         own = [source for source in sources if not isinstance(source, SharedPart)]
         return self._receipts_of(own, plan.recipe)
 
     def delivered(self, plan_json: str) -> list[str]:
-        """Return the output of each delivering job, if results are by shard."""
+        """Return the output of each `deliver` job; nothing if results are in input order."""
         plan = _plan_in(plan_json)
         folder = Results(Path(plan_json).parent)
         if not is_by_shard(self.here.order, self.here.outputs, folder, plan):
@@ -189,7 +182,7 @@ def _read_plan(plan_json: str, _mtime_ns: int) -> Plan:
 
 
 class Merged(NamedTuple):
-    """The runs that a rule merges: they have the same outputs."""
+    """A rule that merges all runs with the same outputs; `runs` is a pattern of their names."""
 
     rule: str
     runs: str
@@ -197,17 +190,17 @@ class Merged(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """The runs whose config does not list a format."""
+    """A rule that exports a format from the runs whose config does not list it."""
 
     format: str
     runs: str
 
 
 class Flow:
-    """The project, for its rules.
+    """The project, as its rules see it.
 
-    With a single run, rules have no wildcard `run`, so that they can be targets by name. With
-    several runs its values are <run>/<name>.
+    The rules of a single run have no wildcards, so that they can be targets by name. Those of
+    several runs have the wildcard `run`, with the values <run>/<name>.
     """
 
     def __init__(
@@ -217,26 +210,24 @@ class Flow:
         self.project = checked.for_steps
         self._config = checked
         self.steps = checked.sections
-        """The sections of steps, by their keys of the config."""
         self.rules = checked.rules
         before, after = checked.products_around
         self.products = [*before, *after]
-        """The results of steps."""
         self._num_before = len(before)
         self.runs = {name: RunOfRules(workflow, run) for name, run in checked.runs.items()}
         """The runs, by their folders below results/."""
         self.folders = [run.here.folder for run in self.runs.values()]
         self.names = _pattern_of(self.runs)
-        """The regular expression of the names of the runs."""
+        """The pattern of the wildcard `run`."""
         self.run = "{run}" if len(self.runs) > 1 else next(iter(self.runs))
         self.results = f"results/{self.run}"
         self.logs = f"{self.results}/logs"
         self.weights_names = _pattern_of(self._by_weights)
-        """The regular expression of the names of weights that runs need."""
+        """The pattern of the wildcard `name` of weights/<name>.json."""
         self._module = internals.workflow_module(workflow)
         """The name of this module in the workflow that imports it; None without such a workflow."""
         self._rule = internals.rule_name(workflow, "{}")
-        """The pattern of rule names in the workflow that imports this one."""
+        """The format of rule names in the workflow that imports this one."""
         self._is_checked = not internals.is_main(workflow)
         self._has_prefix = any(run.here.folder != run.results for run in self.runs.values())
         self._checks_records = (
@@ -246,18 +237,16 @@ class Flow:
         )
         """Whether steps have not checked the planned records yet."""
         self._runs_jobs = internals.may_execute(workflow)
-        """Whether jobs of this process need run.json."""
-        is_ours = self._module is None and internals.is_main(workflow)
-        self._is_prepared = is_ours and internals.executes(workflow)
-        """Whether `preflight.prepare` writes it."""
+        self._is_prepared = self._module is None and internals.executes(workflow)
+        """Whether `preflight.prepare` writes run.json."""
         self.end_screen: Callable[[], None] = lambda: None
-        """Ends the picture of the progress, so that lines after it stay on the screen."""
+        """Ends the display of the progress, so that lines after it stay on the screen."""
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have its own."""
 
     def guard_outputs(self, snakefile: str) -> None:
-        """Keep Snakemake from deleting files of a user in the place of outputs. The rules of runs
-        are in the folder of the `snakefile`."""
+        """Keep Snakemake from deleting a user's files that have the names of outputs. The rules of
+        runs are in the folder of the `snakefile`."""
         of_runs = (Path(snakefile).parent / "workflow" / "rules").glob("*.smk")
         of_steps = (Path(file) for product in self.products for file in product.files)
         rules = [*of_runs, *map(Path, self.rules)]
@@ -274,14 +263,12 @@ class Flow:
 
     @property
     def inputs(self) -> list[str]:
-        """The files with the records, as Snakemake names them, after the sheet of samples if there
-        is one."""
+        """The files with the records, after the sheet of samples if there is one."""
         self._check_once()
         with screen.refusing():
             return [preflight.bare(path) for path in self._config.files]
 
     def inputs_of(self, wildcards: Any) -> list[str]:
-        """Return the files with the records of the run of a job, as Snakemake names them."""
         self._check_once()
         return self.of(wildcards).inputs
 
@@ -295,10 +282,11 @@ class Flow:
             refusals.refuse_missing_of_steps(self._workflow, self._config, is_made)
 
     def _check_once(self) -> None:
-        """Check Snakemake's settings, which are known only now, and let it rerun edited jobs.
+        """Check Snakemake's settings, and let it rerun edited jobs. This is the first call after
+        Snakemake has its settings and all rules.
 
-        If another workflow imports this one, only now all rules are known that may make missing
-        files. Snakemake does not look for inputs of existing results.
+        If another workflow imports this one, its rules may make missing files. Snakemake does not
+        look for inputs of existing results.
         """
         if self._is_checked:
             return
@@ -321,12 +309,12 @@ class Flow:
 
     @property
     def checked_together(self) -> list[str]:
-        """The runs that have to be planned before any is computed: several, if a step checks their
-        records."""
+        """The runs that must all be planned before any is computed, because a step checks the
+        records of all."""
         return [*self.runs] if self._checks_records and len(self.runs) > 1 else []
 
     def check_records(self) -> None:
-        """Let steps check the records of all plans, once, before any record is computed."""
+        """Let steps check the planned records of all runs, once."""
         if self._checks_records:
             self._checks_records = False
             with screen.exit_on_refusal():
@@ -342,45 +330,42 @@ class Flow:
         return self.runs[getattr(wildcards, "run", self.run)]
 
     def drawn(self, wildcards: Any) -> list[str]:
-        """Return the files of steps that the report of the run of a job draws."""
+        """Return the files of steps that are drawn on the report of a run."""
         folder = self.of(wildcards).results
-        drawn = (each for each in self.products if each.on_report_of == folder)
-        return [path for each in drawn for path in each.files]
+        return [f for each in self.products if each.on_report_of == folder for f in each.files]
 
     def of_weights(self, wildcards: Any) -> RunOfRules:
         """Return a run that needs the weights of a job."""
         return self._by_weights[wildcards.name]
 
     def reruns(self, verb: str) -> Callable[[Any], str]:
-        """Return a function for the part of the config whose edit reruns the command `verb`, which
-        reads it in run.json, an undeclared file.
+        """Return a function for `params`: the part of the config whose edit reruns the command
+        `verb`. The command reads it in run.json, an undeclared file.
 
         Snakemake calls the function once it needs the job. If another workflow imports this one,
-        that is the first sign that run.json is needed.
+        run.json is written only then.
         """
 
-        def of_job(wildcards: Any) -> str:
+        def value(wildcards: Any) -> str:
             run = self.of(wildcards)
             if self._runs_jobs and not self._is_prepared:
                 with screen.refusing():
                     preflight.write_run(run.here)
             return json.dumps(products.counted(run.here, verb))
 
-        return of_job
+        return value
 
     def environment(self, verb: str) -> Callable[[Any], str]:
-        """Return the conda environment of a command's jobs."""
         return lambda wildcards: self.of(wildcards).environment(verb)
 
-    def asks(self, what: str) -> Callable[[Any, int], int]:
-        """Return a resource of a job for a cluster, by the name of the method of JobResources."""
+    def resource(self, name: str) -> Callable[[Any, int], int]:
+        """Return a resource of a job for a cluster, by the name of a method of JobResources."""
         return lambda wildcards, attempt: int(
-            getattr(self.of(wildcards).asks, what)(wildcards, attempt)
+            getattr(self.of(wildcards).resources, name)(wildcards, attempt)
         )
 
     @property
     def merged(self) -> list[Merged]:
-        """The rules that merge, each for all runs with the same outputs."""
         groups = project.outputs_of(self._config.runs.values()).items()
         return [
             Merged(f"merge{self.runs[runs[0]].suffix if n else ''}", _pattern_of(runs), outputs)
@@ -389,7 +374,6 @@ class Flow:
 
     @property
     def exported(self) -> list[Exported]:
-        """The rules that export, each for a format that some run does not list."""
         without = {
             name: [each for each, run in self._config.runs.items() if name not in run.outputs]
             for name in files()
@@ -406,14 +390,12 @@ class Flow:
         return [*of_runs, *(file for product in self.products for file in product.files)]
 
     def look_at_steps(self) -> None:
-        """Keep the looks of the files of steps. At the end, they show which were written."""
+        """Remember size, times and inode of the files of steps: `note_steps` compares them."""
         self._looks = {product.label: _looks(product) for product in self.products}
 
     def note_steps(self) -> None:
         """Record the inputs of the files of steps that jobs of this process wrote."""
-        if internals.only_touches():
-            return
-        for product in self.products:
+        for product in () if internals.only_touches() else self.products:
             is_other = not product.missing() and _looks(product) != self._looks[product.label]
             if is_other and not any(map(reruns.awaits_rerun, map(Path, product.files))):
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide
@@ -426,13 +408,12 @@ class Flow:
         if "all" not in internals.quiet_about(self._workflow):
             print(closing_words(*self.folders))
             for product in self.products:
-                if product.stands() == "yes":  # there may be a target
+                if product.stands() == "yes":  # a target may need only some
                     print(f"{product.label}: {product.shown}")
         for run in self.runs.values():
             print(tidied(run.here.folder, run.run.keep), end="")
 
     def say_failure(self) -> None:
-        """Print the failures and the next command."""
         self.end_screen()
         self.note_steps()
         runs = self.as_runs
@@ -452,32 +433,27 @@ def _looks(product: Product) -> list[list[int] | None]:
 
 
 def _pattern_of(names: Iterable[str]) -> str:
-    """Return the regular expression of these names.
-
-    Without names it matches nothing. The empty expression matches all: in a workflow that imports
-    this one several times, a rule would make the files of other modules.
-    """
+    """Return the regular expression of these names; without names, one that matches nothing. The
+    empty expression would match the files of other modules in a workflow that imports several."""
     return "|".join(map(re.escape, names)) or "(?!)"
 
 
 def validated(config: Mapping[str, Any], workflow: Any) -> project.ProjectConfig:
-    """Return the validated project, or stop Snakemake with one sentence."""
     with screen.refusing():
         source, places = sources(config, workflow)
         checked = project.validate(config, source, places)
-        imported.refuse_sheet(workflow, checked.samples)
         refusals.refuse_sheet(workflow, checked)
         for run in checked.runs.values():
             check_outputs(run)
             with screen.refusing(run.origin.at("store") if run.store else ""):
                 shared.refuse_unwritable(run.store)
-            # What a step makes of the inputs has a name of ours.
-            files_of_records = {"inputs": checked.inputs, "samples": checked.samples}
-            refuse_patterns(run.model_copy(update=files_of_records))
+            # A step may have replaced the inputs by files of its own.
+            typed = {"inputs": checked.inputs, "samples": checked.samples}
+            refuse_patterns(run.model_copy(update=typed))
     for run in checked.runs.values():
-        of_set = f"{run.run}: " if len(checked.runs) > 1 else ""
+        name = f"{run.run}: " if len(checked.runs) > 1 else ""
         for sentence in without_effect(run):
-            internals.log.warning(f"{of_set}{sentence}")
+            internals.log.warning(f"{name}{sentence}")
     return checked
 
 

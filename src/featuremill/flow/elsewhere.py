@@ -1,7 +1,7 @@
 """Results on another disk: results/<run> is a link to the folder that has them.
 
-Every path of a run goes through the link, so nothing else is different. The folder has a file with
-the path of the link, by which the run is found there, and which keeps other runs out.
+Every path of a run leads through the link. A file in the folder has the path of the link, so that
+commands find the run from there, and that no other run uses the folder.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from featuremill.store.results import runs_below
 
 
 def link_results(run: Run) -> None:
-    """Have the run's files where the command line or else the config wants them, or refuse.
+    """Make results/<run> a link to the folder for results, if the command line or the config names
+    one.
 
     Raises:
-        RefusedError: its files are elsewhere, or those of another run are there.
+        RefusedError: the run's files are elsewhere, or those of another run are in the folder.
     """
     link = Path(run.folder)
     if "/" in run.run:  # one of several
@@ -65,7 +66,7 @@ def _make(link: Path, folder: Path) -> None:
 
 
 def _moving(link: Path, is_there: Path, wanted: Path) -> str:
-    """Return what to type so that files that are there are where they are wanted."""
+    """Return a message with the command that moves the files of a run to the `wanted` folder."""
     removing = f" && rm {shlex.quote(str(link))}" if link.is_symlink() else ""
     return (
         f"{link}: its files are in {is_there} and not in {wanted}; to move them, type: "
@@ -80,7 +81,7 @@ def _refuse_taken(link: Path, folder: Path) -> None:
         other = folder
     if other is not None and not (link.is_symlink() and other == link.absolute()):
         remedy = "give this one another `run:`, or have its results in another folder."
-        if link.is_symlink():  # a copy of the other one's
+        if link.is_symlink():  # a copy of the other run's link
             remedy = f"for results of its own, type: rm {shlex.quote(str(link))}"
         raise RefusedError(f"{folder}: there are the files of another run ({other}); {remedy}")
     # Its project may have been moved, or be on a disk that is not mounted.

@@ -1,7 +1,5 @@
-"""Keep a user's files: Snakemake removes declared outputs before a job and after a failed job.
-
-Receipts and logs are not guarded: only featuremill uses their names.
-"""
+"""Keep a user's files that have the names of declared outputs, which Snakemake deletes before a job
+and after a failed one. Receipts and logs are not guarded: only featuremill uses their names."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ _before: dict[Path, dict[str, Any] | None] = {}
 def guard(
     workflow: Any, rules: Iterable[Path], outputs: Iterable[Path], of_steps: Iterable[Path]
 ) -> None:
-    """Guard the outputs of rules in these files.
+    """Guard the outputs of the rules in the files `rules`.
 
     If Snakemake has other internals, files are moved aside before the run starts: `outputs` of runs
-    that featuremill did not write, and those `of_steps` that were changed after they were recorded.
-    Unrecorded outputs of steps stay, as other packages keep no record. A file that a user saves
-    during a job is then not protected.
+    that featuremill did not write, and outputs `of_steps` that were changed after they were
+    recorded. Unrecorded outputs of steps stay, because other packages keep no records. A file that
+    a user saves during a job is then not protected.
     """
     _rules.update(path.resolve() for path in rules)
     is_guarding = internals.guard_outputs(workflow, _is_guarded, _vacate, _touching)
-    if not is_guarding and internals.is_main(workflow) and internals.executes(workflow):
+    if not is_guarding and internals.executes(workflow):
         for path in outputs:
             ours.give_way(path, internals.log.warning)
         for path in of_steps:

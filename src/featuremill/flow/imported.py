@@ -1,8 +1,8 @@
-"""What is different where another workflow imports this one with `module:`.
+"""Runs in another workflow that imports this one with `module:`.
 
-There the screen, the default target and the handlers are the other workflow's, files may stand
-below a prefix, and several runs may lie side by side. Snakemake reads the rules anew for every
-`use rule`, so whatever is done while they are read may happen more than once.
+The screen, the default target and the handlers are the other workflow's. Paths may have a prefix,
+and several modules may have runs. Snakemake reads the rules again for every `use rule`, so whatever
+is done while they are read may be done more than once.
 """
 
 from __future__ import annotations
@@ -23,22 +23,16 @@ _makers: dict[str, tuple[str, str]] = {}
 """The rule that makes each weights/<name>.json, and of which model."""
 
 
-def refuse_sheet(workflow: Any, samples: str) -> None:
-    """Refuse a sheet of samples in a module with a prefix: the sheet's paths have no prefix."""
-    if samples and internals.below_prefix(workflow, "a") != "a":
-        raise RefusedError("samples: a module with a prefix takes `inputs` only; leave one out.")
-
-
 def below_prefix(workflow: Any, run: Run) -> Run:
-    """Return the run with its files, and its folder, named as they are found from here."""
+    """Return the run with the prefix of the module, if any, in its paths."""
 
     def moved(path: str) -> str:
         return internals.below_prefix(workflow, path) if path else ""
 
     names = {*option_files.kinds_of(type(run.options))}
     model = run.model
-    is_there = model and place_of(model) != Path(model).expanduser()  # in a cache, by its name
-    if model and is_path(model, run.workload) and not is_there:
+    is_in_cache = model and place_of(model) != Path(model).expanduser()  # by its name
+    if model and is_path(model, run.workload) and not is_in_cache:
         names |= set(run.model_key[1:])
     paths = {key: value for key, value in run.options_given.items() if key in names and value}
     options = {key: moved(value) for key, value in paths.items() if value[0] != "~"}
@@ -55,11 +49,10 @@ def below_prefix(workflow: Any, run: Run) -> Run:
 
 
 def share(workflow: Any, run: Run) -> None:
-    """Let runs stand side by side in one workflow: the rule of the first makes the weights that
-    several of them need.
+    """Let the rule of the first of several modules make the weights that all of them need.
 
     Raises:
-        RefusedError: when two modules compute the same run, or different models of the same name.
+        RefusedError: two modules compute the same run, or different models have the same name.
     """
     module = internals.workflow_module(workflow)
     if (other := _runs.setdefault(run.folder, module)) != module:

@@ -36,7 +36,6 @@ T = TypeVar("T")
 log = logging.getLogger("snakemake.logging")
 """Snakemake's logger, whose warnings are on the screen and in its log file."""
 SCREEN = "DefaultStreamHandler"
-"""The name of Snakemake's handler for the terminal."""
 LOCKS = Path(".snakemake/locks")
 SCHEDULING_EVENTS = {
     "workflow_started",
@@ -51,15 +50,13 @@ SCHEDULING = re.compile(
     "environments: ignored|DAG of jobs will be updated after completion|Elapsed time|Execute |"
     "Select jobs to execute|Updating checkpoint dependencies|Using shell|host: "
 )
-"""Beginnings of messages about scheduling."""
+"""Beginnings of messages about scheduling; those below are of messages after failures."""
 EPILOGUES = (
     "Exiting because a job execution failed",
     "Removing output files of failed job",
     "WorkflowError:\nAt least one job did not complete",
 )
-"""Beginnings of messages after failures."""
 AFTER_REFUSAL = ("Terminating processes on user request", *EPILOGUES[2:])
-"""Beginnings of messages after a refusal."""
 OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
 """The message about the profile beside the workflow, which is used by default."""
 NAMING = {"name", "name_modifier"}
@@ -101,12 +98,12 @@ class InternalCall(Generic[P, T]):
 
 
 def or_return(fallback: Any) -> Callable[[Callable[P, T]], InternalCall[P, T]]:
-    """Make a function a InternalCall that returns `fallback` if it fails."""
+    """Make a function an InternalCall that returns `fallback` if it fails."""
     return lambda function: InternalCall(function, lambda *_, **__: fallback)
 
 
 def or_call(fallback: Callable[..., Any]) -> Callable[[Callable[P, T]], InternalCall[P, T]]:
-    """Make a function a InternalCall that calls `fallback` if it fails."""
+    """Make a function an InternalCall that calls `fallback` if it fails."""
     return lambda function: InternalCall(function, fallback)
 
 
@@ -158,15 +155,16 @@ def only_touches() -> bool:
 
 
 def may_execute(workflow: Any) -> bool:
-    """Return whether this is a main process that runs jobs, or may be one."""
-    if is_main(workflow) and executes(workflow):
+    """Return whether this process `executes`, or may do so if Snakemake has other internals."""
+    if executes(workflow):
         return True
     return (is_main.has_failed or is_dry.has_failed) and not only_looks()
 
 
 def executes(workflow: Any) -> bool:
-    """Return whether this process runs jobs: no dry run, and no option without jobs."""
-    return not is_dry(workflow) and not only_looks()
+    """Return whether this is the main process and it runs jobs: it is no dry run, and no option
+    without jobs was typed."""
+    return is_main(workflow) and not is_dry(workflow) and not only_looks()
 
 
 @or_return(None)
@@ -183,13 +181,11 @@ def has_no_target(workflow: Any) -> bool:
 
 @or_return([])
 def config_files(workflow: Any) -> list[Path]:
-    """Return the config files."""
     return [Path(path) for path in workflow.configfiles]
 
 
 @or_return(None)
 def default_storage(workflow: Any) -> str | None:
-    """Return the default storage provider, if any."""
     provider: str | None = workflow.storage_settings.default_storage_provider
     return provider
 
@@ -282,7 +278,7 @@ def rule_name(workflow: Any, rule: str) -> str:
 
 @or_return(None)
 def taken_rule(workflow: Any, rule: str) -> str | None:
-    """Return the same; None if the workflow that imports this one leaves the rule out."""
+    """Return `rule_name`; None if the workflow that imports this one leaves the rule out."""
     name: str | None = workflow.modifier.avail_rulename(rule)
     return name
 
@@ -387,10 +383,9 @@ def knows_total(workflow: Any) -> bool:
 
 
 def is_about_scheduling(record: logging.LogRecord) -> bool:
-    """Return whether the record is about scheduling."""
     event = str(getattr(record, "event", None) or "")
-    is_so = event in SCHEDULING_EVENTS or SCHEDULING.match(record.getMessage())
-    return bool(is_so) and record.levelno <= logging.INFO
+    is_scheduling = event in SCHEDULING_EVENTS or SCHEDULING.match(record.getMessage())
+    return bool(is_scheduling) and record.levelno <= logging.INFO
 
 
 def exception_of(record: logging.LogRecord) -> str:
@@ -406,8 +401,6 @@ def ending_of(record: logging.LogRecord) -> str:
 
 
 class JobError(NamedTuple):
-    """A failed job, as Snakemake reports it."""
-
     rule: str
     log: Path | None
     outputs: tuple[Path, ...]
@@ -420,16 +413,15 @@ class JobError(NamedTuple):
 
 @or_return(None)
 def job_error(record: logging.LogRecord) -> JobError | None:
-    """Return the failed job of the record."""
     if getattr(record, "event", None) != "job_error":
         return None
-    about = record.__dict__
+    facts = record.__dict__
     return JobError(
-        about["rule_name"],
-        Path(about["log"][0]) if about["log"] else None,
-        tuple(map(Path, about["output"])),
-        reason=" ".join(str(about.get("rule_msg") or "").split()),
-        command=str(about["shellcmd"] or ""),
+        facts["rule_name"],
+        Path(facts["log"][0]) if facts["log"] else None,
+        tuple(map(Path, facts["output"])),
+        reason=" ".join(str(facts.get("rule_msg") or "").split()),
+        command=str(facts["shellcmd"] or ""),
     )
 
 

@@ -1,9 +1,9 @@
-"""What the run's jobs get from its Snakemake: an environment, GPUs, threads; and the memory and
-time that each job requests from a cluster, estimated from the size of its work.
+"""The environment variables, GPUs and threads of jobs; and the memory and time that a job requests
+from a cluster, estimated from the size of its work.
 
-Every figure is multiplied by the attempt: a job that a cluster ended for lack of memory or time
-asks for more in its next attempt, and continues from its journal. On one machine none of it limits
-anything without `--resources mem_mb=…`.
+Requests are multiplied by the attempt: a job that a cluster ended for lack of memory or time
+requests more in its next attempt, and continues from its journal. On one machine they limit nothing
+without `--resources mem_mb=…`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ GPU_RESOURCES = {
     "min_free_mb": "gpu_min_free_mb",
     "wait_seconds": "gpu_wait",
 }
-"""Resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+"""Resources of a profile for leases of GPUs; FEATUREMILL_* variables override them."""
 _caps: set[int] = set()
-"""Limits of the `gpu` resource that this process has set, such as for an earlier `use rule`."""
+"""Limits of the `gpu` resource that this process has set; Snakemake may read the rules again."""
 
 
 def prepare_jobs(workflow: Any) -> None:
-    """Set what jobs inherit: the `featuremill` of this Python, the profile's settings of GPUs, that
-    they end with Snakemake, and whether each is a job of a cluster.
+    """Set the environment variables that jobs inherit.
 
-    The path is for environments that are not active; where another workflow imports this one, its
-    own programs stay what they are. The package and its metadata are for conda environments
-    (envs/base.post-deploy.sh). A job whose Snakemake was killed must end before the next starts.
+    PATH gets the folder of this Python, whose environment may not be active; if another workflow
+    imports this one, its own programs come first. The package and its metadata are for conda
+    environments (envs/base.post-deploy.sh). Jobs end with this process: a job whose Snakemake was
+    killed must have ended before the next run starts.
     """
     environment.DIE_WITH_PARENT.set(this_process.name_of_process())
     environment.PACKAGE.set(str(Path(__file__).parents[1]))
@@ -75,25 +75,25 @@ def prepare_jobs(workflow: Any) -> None:
             VARIABLES[field].set_default(resources[resource])
     with refusing():
         environment.check()
-    here, path = str(Path(sys.executable).parent), environment.PATH.text() or os.defpath
-    if here not in path.split(os.pathsep):
+    folder, path = str(Path(sys.executable).parent), environment.PATH.text() or os.defpath
+    if folder not in path.split(os.pathsep):
         is_last = internals.is_imported(workflow) and not shutil.which("featuremill")
-        environment.PATH.set(os.pathsep.join([path, here] if is_last else [here, path]))
+        environment.PATH.set(os.pathsep.join([path, folder] if is_last else [folder, path]))
 
 
 def gpu_model(workflow: Any) -> str:
-    """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
+    """Return the `gpu_model` that a profile requests for extract; "" if it requests none."""
     return internals.rule_resources(workflow, "extract").get("gpu_model", "")
 
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
-    """Cap the `gpu` resource at the GPU slots that are here when the user gave no cap; return their
-    number. Refuse a cap below the `gpus_per_job`, and MIG slices for more than one of them.
+    """Limit the `gpu` resource to the number of GPU slots, unless the user has limited it; return
+    that number. Refuse a limit below `gpus_per_job`, and MIG slices for more than one of them.
 
-    Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
-    a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
-    A cap that is too low would clip what a job asks for, and more of them would start than find
-    devices. A run on the CPU asks for none, and sets no cap for other rules.
+    Without `--resources gpu=N`, the resource is unlimited in a local run. With a limit of 0,
+    Snakemake clips every request to 0 and starts all jobs at once, so the limit is at least 1. A
+    limit below the request of a job would clip that, and more jobs would start than find devices.
+    A run on the CPU requests none, and does not limit other rules.
     """
     request = Request.from_environment()
     is_here = internals.runs_elsewhere(workflow) is False
@@ -121,10 +121,8 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
 
 
 def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
-    """Return the threads of one extract job: all cores of this machine where its CPU computes.
-
-    Where jobs run elsewhere, the cores here do not count; `--set-threads` sets what they get.
-    """
+    """Return the threads of an extract job: all cores of this machine if its CPU computes. For jobs
+    on other machines, use `--set-threads`."""
     if num_slots or device == "cuda":
         return DEFAULT_HOST_THREADS
     return internals.cores_here(workflow) or DEFAULT_HOST_THREADS
@@ -152,20 +150,19 @@ SLOWEST = "Tesla T4"
 
 
 class JobResources(NamedTuple):
-    """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
+    """Functions for the rules' `resources:`, which Snakemake calls for each attempt: the MB and the
+    minutes that a job of a command may need. A report needs what merge needs."""
 
     run: Run
     gpu_model: str = ""
     """What the profile asks for, such as a100; empty for any."""
 
     def extract_mb(self, wildcards: Any, attempt: int) -> int:
-        """Return the MB of host memory that computing a shard takes."""
         shard_mb = _size(Results(Path(self.run.folder)).shard(wildcards.shard)) / MB
         weights_mb = _weights_mb(self.run.weights_json)
         return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.run.device == "cpu"))
 
     def extract_minutes(self, wildcards: Any, attempt: int) -> int:
-        """Return the minutes that computing a shard may take."""
         path = Results(Path(self.run.folder)).plan
         mtime = path.stat().st_mtime_ns if path.exists() else 0
         costs, speed = _speed(path.parent, mtime, self.gpu_model)
@@ -174,28 +171,21 @@ class JobResources(NamedTuple):
         return _minutes(attempt, SAFETY * speed.most_seconds(costs[wildcards.shard]) / 60)
 
     def plan_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
-        """Return the MB that planning takes."""
         return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(self.run.files)))
 
     def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
-        """Return the minutes that planning may take."""
         return _minutes(attempt, PLAN_MINUTES_A_GB * _gigabytes(self.run.files))
 
     def deliver_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
-        """Return the MB that delivering some shards takes."""
         return attempt * DELIVER_MB
 
     def deliver_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
-        """Return the minutes that delivering some shards may take."""
-        grown = DELIVER_MINUTES_A_GB * self._parts_gigabytes() / MOST_JOBS
-        return attempt * (BASE_MINUTES + math.ceil(grown))
+        return _minutes(attempt, DELIVER_MINUTES_A_GB * self._parts_gigabytes() / MOST_JOBS)
 
     def merge_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
-        """Return the MB that merging takes, or a report."""
         return round(attempt * (MERGE_MB + MERGE_MB_A_GB * self._parts_gigabytes()))
 
     def merge_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
-        """Return the minutes that merging may take, or a report."""
         return _minutes(attempt, MERGE_MINUTES_A_GB * self._parts_gigabytes())
 
     def _parts_gigabytes(self) -> float:
@@ -219,12 +209,9 @@ def _speed(folder: Path, mtime: int, gpu_model: str) -> tuple[Mapping[str, int],
 
 
 def slow_speed(folder: Path, plan: Plan, gpu_model: str) -> Speed | None:
-    """Return how fast a job of the `plan` in `folder` is, for its time limit; None where nothing is
-    known of it.
-
-    If the profile names no GPU of the table, the GPU of earlier runs in the same folder is assumed,
-    else the slowest GPU of the table.
-    """
+    """Return the speed of a job of the `plan` in `folder`, for its time limit; None if unknown. If
+    the profile names no known GPU, that of earlier runs in the same folder is assumed, or else the
+    slowest known one."""
     is_gpu = plan.device != "cpu" and (
         plan.device == "cuda" or bool(gpu_model or devices.cuda_devices())
     )

@@ -1,12 +1,11 @@
-"""What the main process does before Snakemake looks at a run's files: it refuses what would fail
-late (`refusals`), locks the run, and deletes outputs that are out of date (`reruns`)."""
+"""Preparations of the main process before Snakemake looks at a run's files: refuse what would fail
+late (`refusals`), lock the run, write run.json, and rerun what is out of date (`reruns`)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from featuremill.config import Run
 from featuremill.flow import elsewhere, internals, refusals, reruns
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import source
-from featuremill.status.delivered import digest_by_looks
-from featuremill.store import command_line, formats, ours, run_lock
+from featuremill.store import command_line, ours, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.results import Results, RunFile, folder_here
 from featuremill.workload import weights
@@ -33,56 +31,43 @@ def prepare(workflow: Any, run: Run) -> None:
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
         reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
-    if not internals.is_main(workflow) or not internals.executes(workflow) or is_done:
+    if is_done or not internals.executes(workflow):
         return
     refusals.check_cores(workflow)
     refusals.refuse_default_storage(workflow)
     refusals.refuse_without_packages(workflow, run)
     refusals.refuse_without_gpu(workflow, run)
     elsewhere.link_results(run)
-    path = config_file(workflow, run.folder)
+    # Relative to the folder that holds results/<run>, so that it stays valid if a project moves.
+    working = run_lock.working_folder(Path(run.folder))
+    files = () if is_imported else internals.config_files(workflow)
+    path = ", ".join(os.path.relpath(file, working) for file in files)
     refusals.refuse_run_in_run(run)
     refusals.refuse_another_config(run, path)
-    if internals.only_touches() and not is_imported:
+    is_touch = internals.only_touches()
+    if is_touch and not is_imported:
         refusals.refuse_touch_without_plan(run)
     rules = internals.rule_name(workflow, "{}")
     claim_run(run.folder, rules=rules, config=path, is_imported=is_imported)
     with refusing():
         if not is_imported:  # its target may not need this run
             write_run(run)
-        if internals.only_touches():
+        if is_touch:
             return
         reruns.rerun_without_inputs(run)
         reruns.rerun_outdated(workflow, run, needs_plan=is_whole)
         reruns.convert_other_weights(workflow, run)
-        remove_other_exports(run)
+        reruns.remove_other_exports(run)
     check_times(run)
-
-
-def remove_other_exports(run: Run) -> None:
-    """Remove what `export` wrote of other results, such as a copy that was put back, and a target
-    that was changed: Snakemake takes both for current."""
-    folder = Results(Path(run.folder))
-    delivery, exports = folder.find_delivery(), folder.find_exports()
-    if not delivery:
-        return
-    for name in {*formats.files().values()} - {*delivery.outputs}:
-        path = folder.root / name
-        if not path.exists():
-            continue
-        is_current = name in exports and digest_by_looks(folder, path) == exports[name].sha256
-        if not is_current and (ours.is_ours(path) or str(path) in sys.argv):
-            internals.log.warning(f"{path}: it is no export of these results.")
-            ours.vacate(path)
 
 
 def claim_run(results: str, **about: Any) -> None:
     """Make this main process the run's owner, or refuse; remove the locks of a killed owner.
 
-    The owner holds a kernel lock on a file of the run until it ends. If the last owner was on this
-    machine since it was started, its Snakemake locks on this run are void and are removed. If it
-    was elsewhere, the file system may not share locks between machines: then Snakemake's own lock
-    decides. `about` are fields of Owner.
+    The owner holds a kernel lock on a file of the run until it ends. If the last owner ran on this
+    machine since its last start, its Snakemake locks on this run are void and are removed. If it
+    ran elsewhere, the file system may not share kernel locks between machines, so Snakemake's own
+    lock decides. `about` are fields of Owner.
     """
     path = run_lock.path_of(Path(results))
     try:
@@ -96,7 +81,7 @@ def claim_run(results: str, **about: Any) -> None:
         return
     run_lock.CLAIMED[path] = file
     last = run_lock.read(Path(results))
-    was_here = last is not None and last.is_of_this_start()
+    was_here = last is not None and last.was_since_boot()
     stale = internals.locks_on(results)
     if was_here:
         for lock in stale:
@@ -104,15 +89,6 @@ def claim_run(results: str, **about: Any) -> None:
     if was_here or not stale:
         folder = os.path.relpath(Path.cwd(), run_lock.working_folder(Path(results)))
         run_lock.sign(file, command_line.command(), folder=folder, **about)
-
-
-def config_file(workflow: Any, results: str) -> str:
-    """Return the path of the config, relative to the folder of results/<run>, so that it is the
-    same after a project has moved. Empty without a file, or if it is another workflow's."""
-    if internals.is_imported(workflow):
-        return ""
-    working = run_lock.working_folder(Path(results))
-    return ", ".join(os.path.relpath(path, working) for path in internals.config_files(workflow))
 
 
 def write_run(run: Run) -> None:
@@ -128,7 +104,7 @@ def write_run(run: Run) -> None:
 
 def check_times(run: Run) -> None:
     """Refuse inputs with a time in the future; set the run's own files with one to the present."""
-    clock = run_lock.path_of(Path(run.folder))  # of the file system, which may be another than ours
+    clock = run_lock.path_of(Path(run.folder))  # the file system's clock may differ from ours
     with refusing():
         read = [*run.files, *checkpoint_files(run, run), *option_inputs(run, run)]
         source.refuse_future(read, clock)
@@ -143,8 +119,8 @@ def check_times(run: Run) -> None:
 
 
 def option_inputs(run: Run, run_here: Run) -> list[str]:
-    """Return the files and folders that options name, as `run` names them, and each file in such a
-    folder. Files are looked up where `run_here` has them."""
+    """Return the files and folders that the options of `run` name, and each file in such a folder.
+    `run_here` is the run with the prefix of a module."""
     names, here = run.paths_of_options, run_here.paths_of_options
     return [file for key, path in names.items() for file in _with_inside(path, here[key])]
 
@@ -160,8 +136,8 @@ def checkpoint_files(run: Run, run_here: Run) -> list[str]:
 
 
 def _with_inside(path: str, here: str) -> list[str]:
-    """Return `path`, and each file in it if it is a folder, whose own time does not change when a
-    file is edited."""
+    """Return `path`, and each file in it if it is a folder: an edit does not change the time of the
+    folder. `here` is the path with the prefix of a module."""
     inside: list[str] = []
     with contextlib.suppress(OSError, UserError):  # `refuse_missing` reports it
         inside = files_below(Path(here)) if Path(here).is_dir() else []
@@ -169,5 +145,5 @@ def _with_inside(path: str, here: str) -> list[str]:
 
 
 def bare(path: str) -> str:
-    """Return `path` without leading "./", of which Snakemake warns."""
+    """Return `path` without leading "./", about which Snakemake warns."""
     return re.sub(r"^(\./+)+(?=.)", "", path)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -56,7 +56,10 @@ def run(
     path = _written(config) if isinstance(config, Mapping) else Path(config)
     folders = named(path).folders
     command = [sys.executable, "-m", "featuremill", "run", str(path), "--cores", str(cores)]
-    command += _gpu_words(gpus)
+    if isinstance(gpus, Sequence) and not isinstance(gpus, str):
+        command += ["--devices", ",".join(map(str, gpus))]
+    elif gpus not in (None, "all"):
+        command += ["--gpus", str(gpus)]
     variables = {environment.DIE_WITH_PARENT.name: this_process.name_of_process()}
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
@@ -77,12 +80,13 @@ def run(
                 os.killpg(process.pid, signal.SIGINT)  # its jobs, too, as a terminal does
                 process.wait()
         if process.returncode:
-            raise _error(process.returncode, output)
+            output.seek(0)
+            raise _error(process.returncode, output.read())
     return folders[0] if len(folders) == 1 else {folder.name: folder for folder in folders}
 
 
 def _written(config: Mapping[str, Any]) -> Path:
-    """Write a config, unless it is there; return its path."""
+    """Write a config to `<run>.yaml`, unless the file has it; return the path."""
     path = Path(f"{config.get('run', 'demo')}.yaml")
     text = f"{MARK}\n{yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)}"
     before = path.read_text("utf-8") if path.is_file() else None
@@ -103,14 +107,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [*map(_plain, value)]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _gpu_words(gpus: int | str | Sequence[int | str] | None) -> list[str]:
-    if gpus is None or gpus == "all":
-        return []
-    if isinstance(gpus, Sequence) and not isinstance(gpus, str):
-        return ["--devices", ",".join(map(str, gpus))]
-    return ["--gpus", str(gpus)]
 
 
 def _follow(
@@ -136,9 +132,7 @@ def _follow(
         time.sleep(POLL_SECONDS)
 
 
-def _error(status: int, output: IO[str]) -> Exception:
-    output.seek(0)
-    text = output.read()
+def _error(status: int, text: str) -> Exception:
     match = ERROR.search(text)
     last = text.strip().rpartition("\n")[2] or f"the command ended with status {status}"
     error = error_of(status, match[1] if match else last)

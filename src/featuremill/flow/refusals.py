@@ -1,7 +1,5 @@
-"""What is refused before the first job, each in one sentence with what to do.
-
-Also what `problems_of_files` and `problems_of_records` of steps refuse.
-"""
+"""Requests that are refused before the first job, each with a sentence that says what to do. Steps
+refuse further ones by `problems_of_files` and `problems_of_records`."""
 
 from __future__ import annotations
 
@@ -45,11 +43,11 @@ def check_cores(workflow: Any) -> None:
     cores = internals.cores_here(workflow)
     if cores == 0:
         raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
-    here = this_process.num_cores()
-    if cores and cores > here and not math.isinf(this_process.cpu_quota()):
+    available = this_process.num_cores()
+    if cores and cores > available and not math.isinf(this_process.cpu_quota()):
         log.warning(
-            f"--cores {cores}: this container may use {here} at once, so jobs would slow each "
-            f"other; --cores {here} is faster."
+            f"--cores {cores}: this container may use {available} at once, so jobs would slow each "
+            f"other; --cores {available} is faster."
         )
 
 
@@ -65,11 +63,9 @@ def refuse_default_storage(workflow: Any) -> None:
 
 
 def refuse_without_packages(workflow: Any, run: Run) -> None:
-    """Refuse a Python without the packages that the jobs compute with.
-
-    Not if jobs have environments or containers of their own (`--sdm`), or all is computed. If jobs
-    run on other machines, packages are needed here only to convert weights.
-    """
+    """Refuse to run without the packages that the jobs compute with, unless jobs have environments
+    or containers of their own (`--sdm`) or all is computed. If jobs run on other machines, packages
+    are needed here only to convert weights."""
     if internals.is_imported(workflow):  # its target may have nothing to do with ours
         return
     is_bare = plugin_errors.is_external(run.workload) and not optional(run.module, "ENVIRONMENT")
@@ -93,11 +89,10 @@ def refuse_without_packages(workflow: Any, run: Run) -> None:
 
 def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None:
     """Refuse a Python without the packages that jobs of a step import, if these run here."""
-    is_ours = internals.is_main(workflow) and internals.executes(workflow)
-    is_here = internals.runs_elsewhere(workflow) is False
-    if not (is_ours and is_here) or internals.is_imported(workflow):
+    is_here = internals.executes(workflow) and internals.runs_elsewhere(workflow) is False
+    if not is_here or internals.is_imported(workflow) or internals.has_environments(workflow):
         return
-    if internals.has_environments(workflow) or any(map(asks_for_less, map(str, project.folders))):
+    if any(map(asks_for_less, map(str, project.folders))):
         return
     for key, section in project.sections.items():
         packages = step.optional(step_of(key), "PACKAGES")
@@ -108,28 +103,20 @@ def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None
 
 
 def refuse_without_gpu(workflow: Any, run: Run) -> None:
-    """Refuse `device: cuda` if the jobs run on this machine and it has no GPU.
-
-    Not if a target is named (plan needs no GPU) or may be another workflow's own, and not if all
-    is computed.
-    """
-    is_elsewhere = internals.runs_elsewhere(workflow) is not False or internals.is_imported(
-        workflow
-    )
-    if (
-        run.device != "cuda"
-        or is_elsewhere
-        or asks_for_less(run.folder)
-        or outdated.is_computed(run.folder)
-    ):
+    """Refuse `device: cuda` if the jobs run on this machine and it has no GPU, unless a target is
+    named (plan needs no GPU), may be another workflow's own, or all is computed."""
+    is_here = internals.runs_elsewhere(workflow) is False and not internals.is_imported(workflow)
+    if run.device != "cuda" or not is_here:
+        return
+    if asks_for_less(run.folder) or outdated.is_computed(run.folder):
         return
     with refusing(hint=" To plan here and compute elsewhere: snakemake plan …"):
         devices_for(run.device)
 
 
 def refuse_run_in_run(run: Run) -> None:
-    """Refuse several sets of features in the folder of a run without sets, and the reverse: `clean`
-    would remove both."""
+    """Refuse several sets of features in the folder of a single run, and the reverse: `clean` would
+    remove both."""
     name, _, is_one_of_several = run.run.partition("/")
     above = Path(run.folder).parent
     if is_one_of_several and (above / "plan.json").exists():
@@ -142,19 +129,16 @@ def refuse_run_in_run(run: Run) -> None:
 
 
 def refuse_touch_without_plan(run: Run) -> None:
-    """Refuse `--touch` before there is a plan: Snakemake would look for the receipts of one."""
+    """Refuse `--touch` without a plan: Snakemake could not know which receipts to touch."""
     path = Results(Path(run.folder)).plan
     if not path.exists():
         raise RefusedError(f"{path}: there is no plan to --touch yet; run first.")
 
 
 def refuse_another_config(run: Run, path: str) -> None:
-    """Refuse to replace the results of another config whose run has the same name.
-
-    Another config is another file with other inputs, another workload, or options that give other
-    values. An edited, renamed or moved config is accepted. Without plan.json there is nothing to
-    replace.
-    """
+    """Refuse to replace the results of another config whose run has the same name: of another file
+    with other inputs, another workload, or options that give other values. An edited, renamed or
+    moved config is accepted. Without plan.json there is nothing to replace."""
     last = run_lock.read(Path(run.folder))
     is_planned = Results(Path(run.folder)).plan.exists()
     if not (path and last and last.config and is_planned):
@@ -176,21 +160,21 @@ def refuse_another_config(run: Run, path: str) -> None:
 
 
 def determining(run: Run) -> dict[str, Any]:
-    """Return what determines the results of a config: workload, options of the recipe, columns of
-    tables, and inputs relative to the folder of results/<run>."""
+    """Return the values of the config that determine the results; paths are relative to the folder
+    that holds results/<run>."""
     working = run_lock.working_folder(Path(run.folder))
 
-    def seen(path: str) -> str:
-        # What was named by an absolute path elsewhere stays there where a project moves.
-        is_elsewhere = Path(path).is_absolute() and not Path(path).is_relative_to(working)
-        return path if is_elsewhere else os.path.relpath(path, working)
+    def relative(path: str) -> str:
+        # A file outside the project, named by an absolute path, stays there if the project moves.
+        is_outside = Path(path).is_absolute() and not Path(path).is_relative_to(working)
+        return path if is_outside else os.path.relpath(path, working)
 
     return {
-        **({"samples": seen(run.samples)} if run.samples else {}),
-        "inputs": [seen(path) for path in run.inputs],
+        **({"samples": relative(run.samples)} if run.samples else {}),
+        "inputs": [relative(path) for path in run.inputs],
         "workload": run.workload,
         **products.options_of_values(run),
-        **{name: seen(path) for name, path in run.paths_of_options.items()},
+        **{name: relative(path) for name, path in run.paths_of_options.items()},
     }
 
 
@@ -217,10 +201,11 @@ def refuse_selected_rules(
     workflow: Any, rule: str, merging: Sequence[str], is_imported: bool, num_sets: int
 ) -> None:
     """Refuse `--until` and `--omit-from` if Snakemake would end without computing anything, and
-    `--allowed-rules` without all of our rules: the outputs of the others would count as current.
+    `--allowed-rules` without all of our rules: Snakemake would take the outputs of the others for
+    current.
 
-    The names of rules, those that merge (`merging`) among them, follow the pattern `rule`. Several
-    sets of features are merged by several rules, and `--until merge` means all of these.
+    `rule` is the format of rule names. `merging` are the rules that merge, one for each list of
+    outputs; `--until merge` means all of these.
     """
     until, omitted, allowed = internals.selected_rules(workflow)
     for name in map(rule.format, ("extract", "deliver")):
@@ -274,10 +259,8 @@ def refuse_missing(
     workflow: Any, run: Run, is_made: Callable[[str], bool] = lambda _: False
 ) -> None:
     """Refuse files that the config names and that neither exist nor are made by a rule
-    (`is_made`), with the line that names them.
-
-    Files that were planned, or drawn, may be removed as long as the config is the planned one.
-    """
+    (`is_made`), with the line that names them. Files that were planned may be removed as long as
+    the config does not change."""
     folder = Results(Path(run.folder))
     plan = folder.find_plan()
     gone = list[tuple[str, str]]()
@@ -341,9 +324,12 @@ def refuse_missing_here(run: Run) -> None:
 
 
 def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
-    """Refuse an unreadable sheet of samples, with the line that names it."""
+    """Refuse an unreadable sheet of samples, with the line that names it; and any sheet in a module
+    with a prefix, which the sheet's paths do not have."""
     if not project.samples:
         return
+    if internals.below_prefix(workflow, "a") != "a":
+        raise RefusedError("samples: a module with a prefix takes `inputs` only; leave one out.")
     configs = internals.config_files(workflow)
     hint = _elsewhere(Path(project.samples), [project.samples], configs)
     if internals.is_imported(workflow) and not Path(project.samples).exists():
@@ -369,8 +355,8 @@ def refuse_missing_of_steps(
     workflow: Any, project: ProjectConfig, is_made: Callable[[str], bool] = lambda _: False
 ) -> None:
     """Refuse what steps would refuse in a job, and their input files that neither exist nor are
-    made by a rule (`is_made`), such as a finished run. Files that were used may be removed as long
-    as the config is the same."""
+    made by a rule (`is_made`). Files that were read may be removed as long as the config does not
+    change."""
     folder = project.for_steps.folder
     lacking = [
         (product, path)
@@ -401,7 +387,7 @@ def refuse_missing_of_steps(
 
 
 def refuse_records(project: ProjectConfig) -> None:
-    """Refuse what steps would refuse of the planned records in a job, after all is computed."""
+    """Refuse planned records that a job of a step would refuse after all is computed."""
     if all(outdated.is_computed(str(folder)) for folder in project.folders):
         return
     with refusing():
@@ -411,7 +397,6 @@ def refuse_records(project: ProjectConfig) -> None:
 
 
 def _where(project: ProjectConfig, label: str) -> str:
-    """Return the place in the config of the step result with this `label`."""
     return f"{project.origin.at(*label.split('.')[:2])}: {label}"
 
 

@@ -1,15 +1,16 @@
 """Reruns of jobs whose outputs are out of date although Snakemake takes them for current.
 
 Snakemake compares times, and parameters that it recorded. It records nothing of commands that are
-typed by hand, and does not see versions, damage, or a file with an older time in place of another.
+typed by hand, and does not see versions, damage, or a replacement with an older time.
 `status.outdated` decides what of a run is out of date, and `step.Product` what of a step. Such
-outputs are deleted, or get a time before all inputs.
+outputs are deleted, or get a time before all inputs, so that Snakemake reruns their jobs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from featuremill.flow import internals
 from featuremill.flow.screen import refusing
 from featuremill.status import outdated
 from featuremill.status.commands import Problem
-from featuremill.status.delivered import reported
+from featuremill.status.delivered import digest_by_looks, reported
 from featuremill.status.reader import RunReader
 from featuremill.store import formats, ours, stored
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
@@ -30,22 +31,23 @@ from featuremill.store.results import Results
 from featuremill.workload import recipe, weights
 
 WITHOUT_PLAN = {"input_changed", "option_changed", "weights_changed", "output_damaged"}
-"""Problems that count where the target may need no plan: a file has another content now."""
+"""Problems for which jobs are rerun even if the target may need no plan: a file has changed."""
 BEFORE_ALL = (1, 1)
-"""Access and modification times of an output that is out of date, before those of any input."""
+"""Access and modification time of an output that is out of date; inputs are newer."""
 AGAIN = ("This is made again.", "A run makes it again.")
-"""The end of a warning, also that of a dry run."""
+"""The last sentence of a warning in a run, and in a dry run."""
 log = internals.log
 
 
 def replan_for_more_slots(workflow: Any, run: Run) -> None:
-    """Rerun plan if there are more GPU slots than it was made for, and too few shards for them:
-    shards of which nothing is computed are cut again.
+    """Rerun plan if there are more GPU slots than it was made for, and too few shards for them. It
+    cuts the shards again of which nothing is computed.
 
-    Not where another workflow imports this one, whose target may need no plan.
+    If another workflow imports this one, its target may need no plan, so nothing is done.
     """
-    runs_jobs = internals.executes(workflow) and not internals.only_touches()
-    if not (internals.is_main(workflow) and runs_jobs) or internals.is_imported(workflow):
+    if internals.only_touches() or internals.is_imported(workflow):
+        return
+    if not internals.executes(workflow):
         return
     folder = Results(Path(run.folder))
     slots = environment.GPUS.value() // run.gpus
@@ -62,12 +64,11 @@ def replan_for_more_slots(workflow: Any, run: Run) -> None:
 
 
 def rerun_without_inputs(run: Run) -> None:
-    """Delete the outputs whose undeclared inputs are gone: Snakemake takes existing results for
-    current.
+    """Delete outputs whose undeclared inputs are gone: Snakemake would take them for current.
 
-    Without store/ nothing is computed, whatever receipts exist. Without its shards, a plan is of no
-    use for other outputs. Without plan.json (messages advise to delete it) Snakemake would not plan
-    again.
+    Without store/, receipts and plan.json are of no use. Without the shards, plan.json is of no use
+    for other outputs. Without plan.json (messages advise to delete it), Snakemake would not plan
+    again while there is a manifest.json.
     """
     folder = Results(Path(run.folder))
     delivery = folder.find_delivery()
@@ -82,11 +83,10 @@ def rerun_without_inputs(run: Run) -> None:
 
 
 def convert_other_weights(workflow: Any, run: Run) -> None:
-    """Rerun the conversion of weights that are of another checkpoint than the config's is now, or
-    that are gone from the cache or were changed there. The bytes of these are always the same, so
-    nothing is computed again.
+    """Rerun the conversion of weights that were converted from another checkpoint than the present
+    one, or whose file in the cache is gone or damaged. For the latter nothing is computed again.
 
-    The cache is not compared where jobs have environments of their own, and may see another one.
+    Jobs with environments of their own may have another cache, which is not checked.
     """
     if not run.model:
         return
@@ -97,12 +97,29 @@ def convert_other_weights(workflow: Any, run: Run) -> None:
             path.unlink()
 
 
-def rerun_outdated(workflow: Any, run: Run, needs_plan: bool) -> None:
-    """Rerun what makes the outputs of a planned run that are out of date or damaged. A dry run only
-    prints it.
+def remove_other_exports(run: Run) -> None:
+    """Remove exports of other results, such as a copy that was put back, and a target that was
+    changed: Snakemake takes both for current."""
+    folder = Results(Path(run.folder))
+    delivery, exports = folder.find_delivery(), folder.find_exports()
+    if not delivery:
+        return
+    for name in {*formats.files().values()} - {*delivery.outputs}:
+        path = folder.root / name
+        if not path.exists():
+            continue
+        is_current = name in exports and digest_by_looks(folder, path) == exports[name].sha256
+        if not is_current and (ours.is_ours(path) or str(path) in sys.argv):
+            log.warning(f"{path}: it is no export of these results.")
+            ours.vacate(path)
 
-    Where the target may need no plan (`needs_plan` is False), only replaced inputs, replaced files
-    of options and damaged results count. The plan and the results then stay, with an older time.
+
+def rerun_outdated(workflow: Any, run: Run, needs_plan: bool) -> None:
+    """Rerun the jobs of a planned run whose outputs are out of date or damaged; print them in a dry
+    run.
+
+    If the target may need no plan (`needs_plan` is False), only replaced inputs, replaced files of
+    options and damaged results count. The plan and the results then stay, with an older time.
     """
     folder, is_dry = Results(Path(run.folder)), internals.is_dry(workflow)
     plan = folder.find_plan()
@@ -131,32 +148,29 @@ def rerun_outdated(workflow: Any, run: Run, needs_plan: bool) -> None:
     if is_dry and is_older:
         internals.compare_times_of([folder.delivery])
     elif not is_dry and (is_older or awaits_rerun(folder.plan)):
-        # The checksums that Snakemake recorded may be those of other results than the ones that are
-        # here now, such as an older copy: then plan.json has the recorded one once it is written.
+        # The results may be an older copy. Snakemake may have recorded the checksum that plan.json
+        # will have, and would take the copy for current.
         make_older([folder.delivery])
 
 
 def _replan_for_versions(workflow: Any, folder: Results, plan: Plan) -> None:
-    """Rerun plan for the installed versions of workload and engine: an interrupted shard would
-    continue with values of both.
-
-    Where another workflow imports this one, its target may need no plan, and the results would be
-    left without one. Then a warning names the command.
-    """
-    here = f"{folder.root}: here is {recipe.other_versions_here(plan.settings)}"
+    """Rerun plan for the installed versions of workload and engine: an interrupted shard would have
+    values of both versions. If another workflow imports this one, its target may need no plan, and
+    plan.json would stay deleted; then only a warning names the command."""
+    text = f"{folder.root}: here is {recipe.other_versions_here(plan.settings)}"
     if internals.is_dry(workflow):
-        log.warning(f"{here}: a run plans and computes it anew, which a dry run does not show.")
+        log.warning(f"{text}: a run plans and computes it anew, which a dry run does not show.")
     elif internals.is_imported(workflow):
         rule = internals.rule_name(workflow, "plan")
-        log.warning(f"{here}: --forcerun {rule} plans it anew.")
+        log.warning(f"{text}: --forcerun {rule} plans it anew.")
     else:
-        log.warning(f"{here}: it is planned and computed anew.")
+        log.warning(f"{text}: it is planned and computed anew.")
         for file in (folder.plan, folder.delivery):
             ours.vacate(file, log.warning)
 
 
 def _effect_of(problem: Problem, folder: Results, run: Run, plan: Plan) -> str:
-    """Return in words what a run computes for the changed keys of the config."""
+    """Return a sentence: the changed keys of the config, and what a run computes for them."""
     keys = {change.key for change in problem.changes}
     if problem.fix.again == "merge":
         return f"{folder.delivery}: {problem.what}: a run makes it again."
@@ -179,7 +193,6 @@ def _effect_of(problem: Problem, folder: Results, run: Run, plan: Plan) -> str:
 def _rerun_damaged(
     folder: Results, plan: Plan, problem: Problem, needs_plan: bool, is_dry: bool
 ) -> None:
-    """Rerun what makes a damaged or outdated file of a run. A dry run only prints it."""
     if problem.fix.again == "merge" and not any((folder.store / "parts").rglob("*.arrows")):
         log.warning(f"{folder.root}: {problem.what} The parts that have it were removed.")
         return  # by `keep: results`: do not compute all again
@@ -200,8 +213,8 @@ def _rerun_damaged(
 
 
 def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
-    """Rerun the steps and reports whose options or input files have changed, or whose files are
-    damaged. Record the inputs of files without a record, as they are now."""
+    """Rerun the steps and reports whose options or inputs have changed, or whose files are damaged.
+    Record the present inputs of files that have no record."""
     if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches():
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]

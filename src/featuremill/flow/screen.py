@@ -1,11 +1,9 @@
-"""What is on the screen during a run.
+"""The screen of a run: a filter of Snakemake's messages, and the messages that replace some.
 
-The commands report what happens to the records. Messages about scheduling are kept off;
-Snakemake's count of steps, warnings and errors stay. Its report of a failed job (twenty lines)
-becomes one line, and a summary at the end (`summary.py`). How far the runs are is shown beneath
-all lines of a terminal, and elsewhere by a line now and then (`status/beneath.py`). Its log file
-under .snakemake/log keeps everything, and so does the screen of a dry run, with --printshellcmds or
---verbose, and where another workflow imports this one.
+Messages about scheduling are hidden; Snakemake's count of steps, warnings and errors stay. Its
+report of a failed job (twenty lines) becomes one line, and `summary.py` prints the last words.
+`status/beneath.py` shows the progress. Nothing is hidden from the log file in .snakemake/log, in a
+dry run, with --printshellcmds or --verbose, or if another workflow imports this one.
 """
 
 from __future__ import annotations
@@ -40,24 +38,21 @@ KNOWN_CAUSES = {error.exit_status for error in (UserError, DeviceError, Integrit
 LOCKED = "LockException"
 """Snakemake's name for its refusal where another process makes the same files."""
 HARMLESS = {"host", "reason"}
-"""What the default profile hides: where more is hidden, no lines are wanted."""
+"""Values of `--quiet` in the default profile."""
 
 
 class RefusedError(internals.WorkflowError):  # type: ignore[misc]
     """The user's request is refused: a message of one or more sentences, without a traceback."""
 
-    message = ""
-    """The sentence of the last one."""
-    status = 0
-    """The exit status of the last one."""
+    message, status = "", 0
+    """The message and the exit status of the last RefusedError."""
 
     def __init__(self, sentence: str, status: int = UserError.exit_status) -> None:
         super().__init__(sentence)
         type(self).message, type(self).status = plain(sentence), status
 
     @classmethod
-    def tell(cls) -> None:
-        """Print the last one, each line of it as the error that it is."""
+    def print_last(cls) -> None:
         print(*(f"error: {line}" for line in cls.message.splitlines()), sep="\n", file=sys.stderr)
 
 
@@ -82,21 +77,19 @@ def exit_on_refusal() -> Iterator[None]:
     try:
         yield
     except RefusedError:
-        RefusedError.tell()
+        RefusedError.print_last()
         raise SystemExit(RefusedError.status) from None
 
 
 class FailedJob(internals.JobError):
-    """A job that Snakemake saw fail."""
-
     @property
     def was_stopped(self) -> bool:
-        """Return whether it was stopped, as by Ctrl-C."""
+        """Whether it was stopped, for example by Ctrl-C."""
         return bool(STOPPED.search(self.ending)) and not self.message
 
     @property
     def exit_status(self) -> int:
-        """What its command ended with; 1 where Snakemake does not say it, as of a cluster's job."""
+        """The exit status of its command; 1 if unknown, as of a job on a cluster."""
         match = STATUS.search(self.ending)
         return int(match[1]) if match else 1
 
@@ -126,12 +119,12 @@ class Failures:
         self._endings: list[tuple[str, str]] = []
         """Messages about a command's end, each with how it ended."""
         self.was_interrupted = False
-        self.are_told = False
-        """Whether the summary at the end was asked for."""
+        self.are_summarised = False
+        """Whether `summary.closing` has described them."""
         self.shown_last: FailedJob | None = None
         """The job whose error is the last thing on the screen."""
 
-    def hear(self, record: logging.LogRecord) -> FailedJob | bool:
+    def take(self, record: logging.LogRecord) -> FailedJob | bool:
         """Keep what a log record has about a failed job. Return the job if the record names it,
         else whether the record is about a failed job."""
         if error := internals.job_error(record):
@@ -155,7 +148,6 @@ class Failures:
 
 
 _failures: list[Failures] = []
-"""Those of each run of this Snakemake."""
 
 
 def exit_status() -> int:
@@ -179,7 +171,7 @@ def filter_output(workflow: Any) -> Failures:
 
     def matters(record: logging.LogRecord) -> bool:
         if internals.exception_of(record) == RefusedError.__name__:
-            RefusedError.tell()
+            RefusedError.print_last()
             return False
         if RefusedError.status and record.getMessage().startswith(internals.AFTER_REFUSAL):
             return False
@@ -193,7 +185,7 @@ def filter_output(workflow: Any) -> Failures:
                 text = f"{steps[0]} of {steps[1]} steps"
             print(f"{text} done", file=sys.stderr)
             return False
-        failed = failures.hear(record)
+        failed = failures.take(record)
         if shows_all or not failed:
             return shows_all or not internals.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
@@ -224,7 +216,6 @@ def message_of_lock(others: Sequence[run_lock.Owner]) -> str:
 
 
 def stopped() -> str:
-    """Return the message of a run that was stopped."""
     return (
         f"Stopped. Nothing computed is lost. The same command continues:\n    {command_line.this()}"
     )
@@ -246,7 +237,7 @@ def _answer_ctrl_c(failures: Failures) -> None:
             raise SystemExit(128 + number)
 
     def say() -> None:
-        if failures.was_interrupted and not failures.are_told:
+        if failures.was_interrupted and not failures.are_summarised:
             print(stopped(), file=sys.stderr)
 
     signal.signal(signal.SIGINT, answer)
@@ -254,18 +245,17 @@ def _answer_ctrl_c(failures: Failures) -> None:
 
 
 def wants_no_lines(workflow: Any) -> bool:
-    """Return whether this Snakemake was asked to be quiet, as by `-q`."""
+    """Return whether `--quiet` hides more than the default profile does."""
     return bool(internals.quiet_about(workflow) - HARMLESS)
 
 
 def follow(workflow: Any, runs: Runs) -> Callable[[], None]:
-    """Start showing how far the `runs` are, where this process is the main one and computes them;
-    return what ends that.
+    """Show the progress of `runs` if this process runs jobs; return the function that ends that.
 
-    Not where another workflow imports this one: the screen is its own, and may have several runs.
+    If another workflow imports this one, the screen is its own, and nothing is shown.
     """
     is_quiet = wants_no_lines(workflow) or environment.QUIET.value()
     is_wanted = not (is_quiet or internals.is_imported(workflow))
-    if is_wanted and internals.is_main(workflow) and internals.executes(workflow):
+    if is_wanted and internals.executes(workflow):
         return beneath.follow(runs, may_draw=internals.writes_screen())
     return lambda: None

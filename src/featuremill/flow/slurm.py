@@ -1,10 +1,10 @@
-"""Slurm: whatever happens to a job or to Slurm's daemons, a run ends, and failed jobs are separated
-from others (docs/slurm-status.md).
+"""Slurm: a subclass of Snakemake's executor that finds out how each job ended, whatever happens to
+the job or to Slurm's daemons (docs/slurm-status.md).
 
-Snakemake's executor for Slurm forgets its jobs, or waits for them for ever, on events that happen
-on any cluster. So a run to Slurm takes a subclass of it, whichever way it was started. Its jobs
-leave their exit status; a submission waits for a controller that is away; and `check_active_jobs`
-goes by the controller, the accounting database (where there is one) and what the job left.
+Snakemake's executor forgets jobs, or waits for them for ever, after events that happen on any
+cluster. Jobs of the subclass write their exit status to a file, and submissions wait for a
+controller that does not answer. `check_active_jobs` asks the controller, then the accounting
+database (if there is one), then reads that file.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ FOLDER = Path(".snakemake/featuremill-slurm")
 GRACE_SECONDS = 30.0
 """How long a job that Slurm has forgotten may wait for its exit status to appear."""
 ANSWER_SECONDS = 20.0
-"""For one question to Slurm."""
+"""How long a command of Slurm may take."""
 PATIENCE_SECONDS = 3600.0
 """How long a submission waits for the controller."""
 PAUSE_SECONDS, STEP_SECONDS = 5.0, 0.5
-"""Between two questions of a submission that waits, and two looks whether the run is over."""
+"""Times between two checks of a waiting submission, and between two whether the run is over."""
 AWAY = "Slurm's controller (slurmctld) does not answer{}: submissions wait for it, up to an hour."
 REMIND_SECONDS = 60.0
 """Between two messages on the screen while it does not answer."""
 NEEDED = ("sbatch", "squeue", "scancel")
-"""Commands without which no job could be submitted or followed."""
 LONGEST_SECONDS = 180
-"""Between two looks at the jobs, while none of them ends."""
+"""The longest time between two checks of the jobs, while none of them ends."""
 PLUGIN_NAME = re.compile(r"[a-zA-Z0-9_.]+")
 """What the executor takes as a `gpu_model` (2.8.0); Slurm's own names may have hyphens."""
 CLUSTERS = ("cluster", "clusters", "slurm_cluster")
@@ -80,7 +79,7 @@ class Live(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a job ended, in Slurm's word, and why in plain words."""
+    """The final state of a job, and the reason."""
 
     state: str
     reason: str = ""
@@ -89,12 +88,11 @@ class Verdict(NamedTuple):
 def judge(
     live: Live | None, accounted: str = "", exit_status: str = "", missed_seconds: float = 0.0
 ) -> Verdict | None:
-    """Say how a job ended; None while it may still run.
+    """Return how a job ended; None while it may still run.
 
-    Only asked when the controller answered. `live` is None where it has no such job;
-    `accounted` is the database's state (empty: none) and `exit_status` what the job's own script
-    left (empty: nothing) once it ended; `missed_seconds` is how long the controller has not
-    listed it.
+    `live` is the controller's answer, None if it lists no such job, for `missed_seconds` now.
+    `accounted` is the state in the database, and `exit_status` the one that the job's own script
+    left; both are empty if there is none.
     """
     if live:
         return _final(live.state, live.reason) or _stuck(live)
@@ -131,7 +129,7 @@ def _stuck(live: Live) -> Verdict | None:
 
 
 class Watch:
-    """How the jobs of one Snakemake are; `name` is what they are all called."""
+    """The states of the jobs of one Snakemake, which all have the same `name` in Slurm."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self._name = folder, name
@@ -140,7 +138,6 @@ class Watch:
         self._away_since = math.inf
         """When the controller was first seen not to answer, by the same clock."""
         self._reminders = 0
-        """Messages about that on the screen."""
 
     def command(self, command: str) -> str:
         """Return a job's command so that it leaves its exit status in this folder."""
@@ -153,10 +150,10 @@ class Watch:
         return f"/bin/sh {shlex.quote(str(script))} {shlex.quote(command)}"
 
     def verdicts(self, jobs: Iterable[str]) -> dict[str, Verdict]:
-        """Return how those of `jobs` ended that are not to be waited for any more.
+        """Return how those of `jobs` ended that have ended or can never start.
 
-        Nothing at all while the controller is away: the database is out of date then, and a job
-        that followed could not be submitted.
+        Nothing is returned while the controller does not answer: the database is out of date then,
+        and no further job could be submitted.
         """
         live = self.ask_controller()
         if live is None:
@@ -179,29 +176,24 @@ class Watch:
         return verdicts
 
     def ask_controller(self) -> dict[str, Live] | None:
-        """Return what slurmctld reports of the jobs; None when it does not answer."""
+        """Return what slurmctld reports of the jobs; None if it does not answer, which a message
+        on the screen says once a minute."""
         whose = ["--name", self._name] if self._name else ["--user", str(os.getuid())]
         text = _ask(["squeue", "--noheader", "--states=all", *whose, "--format=%i|%T|%P|%r"])
-        self._remind(time.monotonic() if text is None else math.inf)
-        if text is None:
-            return None
-        rows = (line.split("|", 3) for line in text.splitlines())
-        return {row[0].strip(): Live(*row[1:]) for row in rows if len(row) == 4}
-
-    def _remind(self, now: float) -> None:
-        """Say once a minute that the controller does not answer, if it does not (`now` is the time
-        of that, and infinite if it does)."""
-        if math.isinf(now):
+        if text is not None:
             self._away_since, self._reminders = math.inf, 0
-            return
+            rows = (line.split("|", 3) for line in text.splitlines())
+            return {row[0].strip(): Live(*row[1:]) for row in rows if len(row) == 4}
+        now = time.monotonic()
         self._away_since = min(self._away_since, now)
         if now - self._away_since >= REMIND_SECONDS * self._reminders:
             lasted = f", for {duration(now - self._away_since)} now" if self._reminders else ""
             self._reminders += 1
             internals.log.warning(AWAY.format(lasted))
+        return None
 
     def _exit_status(self, job: str) -> str:
-        """Return what the job left; the whole line only, as a cut one has no end."""
+        """Return the exit status that the job left; "" without a complete line."""
         with suppress(OSError):
             text = (self.folder / f"{job}.exit").read_text()
             return text.strip() if text.endswith("\n") else ""
@@ -209,7 +201,7 @@ class Watch:
 
 
 def _ask_database(jobs: list[str]) -> dict[str, str]:
-    """Return the states of `jobs` by slurmdbd; nothing where there is none, or it is away."""
+    """Return the states of `jobs` in slurmdbd's database, if it answers."""
     if not jobs or not shutil.which("sacct"):
         return {}
     options = ["--allocations", "--noheader", "--parsable2", "--format=JobIDRaw,State"]
@@ -229,19 +221,16 @@ def _ask(command: list[str]) -> str | None:
 def prepare(workflow: Any) -> None:
     """Use the executor `watched` if this is the main process and it submits jobs to Slurm. Other
     executors stay as they are."""
-    is_going = internals.is_main(workflow) and internals.executes(workflow)
-    if is_going and internals.runs_elsewhere(workflow) and EXECUTOR in sys.modules:
+    submits = internals.executes(workflow) and internals.runs_elsewhere(workflow)
+    if submits and EXECUTOR in sys.modules:
         if problem := problem_of_gpus(internals.rule_resources(workflow, "extract")):
             raise RefusedError(problem)
         internals.replace_executor("slurm", watched)
 
 
 def problem_of_gpus(resources: Mapping[str, str]) -> str:
-    """Return why jobs with these `resources` could not be submitted, or would ask for GPUs twice;
-    empty where they can.
-
-    Snakemake's executor would find the first only after the plan has waited in the queue.
-    """
+    """Return why jobs with these `resources` could not be submitted, or would request GPUs twice;
+    "" if neither is so. Snakemake's executor would refuse them only once there is a plan."""
     model = resources.get("gpu_model", "")
     if model and not PLUGIN_NAME.fullmatch(model):
         return (
@@ -282,17 +271,15 @@ def watched(executor: type[Any]) -> type[Any]:
             super().__init__(workflow, *arguments, **keywords)
 
         def __post_init__(self, *arguments: Any, **keywords: Any) -> None:
-            """Begin a folder."""
             super().__post_init__(*arguments, **keywords)
             name = str(getattr(self, "run_uuid", ""))
             self._watch = Watch((FOLDER / (name or str(os.getpid()))).absolute(), name)
 
         def format_job_exec(self, job: Any) -> str:
-            """Return the job's command, which leaves its exit status."""
             return self._watch.command(super().format_job_exec(job))
 
         def run_job(self, job: Any) -> None:
-            """Submit the job, once the controller is there; not to another cluster."""
+            """Submit the job once the controller answers; refuse jobs for another cluster."""
             if any(map(job.resources.get, CLUSTERS)):
                 message = "jobs are looked for on one cluster only: leave slurm_cluster out.\n"
                 self.report_job_error(internals.submitted(job), msg=message)
@@ -308,13 +295,13 @@ def watched(executor: type[Any]) -> type[Any]:
             super().run_job(job)
 
         async def sleep(self) -> None:
-            """Wait until the next look at the jobs, or until the run ends."""
+            """Wait until the next check of the jobs, or until the run ends."""
             until = time.monotonic() + self.next_seconds_between_status_checks
             while not self._is_over.is_set() and time.monotonic() < until:
                 await asyncio.sleep(STEP_SECONDS)
 
         def shutdown(self) -> None:
-            """End, and do not wait for submissions that wait."""
+            """End without waiting for submissions that wait for the controller."""
             self._is_over.set()
             super().shutdown()
             shutil.rmtree(self._watch.folder, ignore_errors=True)

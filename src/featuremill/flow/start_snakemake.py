@@ -1,8 +1,8 @@
 """The program that `featuremill run` executes: Snakemake with other messages and exit statuses.
 
-Ctrl-C while it starts ends it without a traceback; once it has read the workflow, `screen.py`
-answers. It ends with the exit status of what failed, where Snakemake always ends with 1. Options
-that it cannot read are one sentence, where Snakemake prints its usage of ninety lines.
+Ctrl-C during the start ends it without a traceback; later, `screen.py` handles Ctrl-C. Its exit
+status is that of the failed job, where Snakemake's is always 1. A wrong option is reported in one
+sentence, where Snakemake prints ninety lines of usage.
 """
 
 import signal
@@ -26,14 +26,14 @@ from featuremill.flow import internals
 
 OPTION = re.compile(r"--[a-z][a-z0-9-]+")
 FOLDER = re.compile(r"--(out|result)")
-"""What people type who look for a folder of results."""
+"""Options that people try in place of `featuremill run --results`."""
 ALIKE = 0.75
 NO_EXECUTOR = re.compile(r"argument --executor/-e: invalid choice: '(\w+)'")
 UNKNOWN = "unrecognized arguments: "
 
 
 def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """End with one sentence about options of the command line that cannot be read."""
+    """Print one sentence about a wrong option, and exit."""
     if (plugin := NO_EXECUTOR.match(message)) and plugin[1] in internals.EXECUTORS:
         print(f"error: {internals.not_installed(plugin[1])}", file=sys.stderr)
         sys.exit(2)
@@ -57,8 +57,8 @@ def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 
 
 def misnamed_profile(words: Sequence[str]) -> str:
-    """Return which of our profiles the `words` name with `--profile`, which Snakemake looks for in
-    the user's own folders; "" for none."""
+    """Return the profile of featuremill that `words` name with `--profile`, for which Snakemake
+    searches only the user's folders; "" if they name none."""
     for before, word in itertools.pairwise(["", *words]):
         option, _, value = word.partition("=")
         name = value if option == "--profile" else word if before == "--profile" else ""
@@ -68,7 +68,7 @@ def misnamed_profile(words: Sequence[str]) -> str:
 
 
 def start() -> None:
-    """Run Snakemake's command line, and exit with its status or with that of the cause."""
+    """Run Snakemake; exit with its status, or with that of a failed job or a refusal."""
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment, method-assign]
     internals.keep_own_profile_quiet()
     try:

@@ -1,4 +1,4 @@
-"""The end of a run: how much there is, or what failed and what to type; what `keep` removes."""
+"""The last words of a run: its results, or its failures and the commands to type."""
 
 from __future__ import annotations
 
@@ -29,18 +29,22 @@ TABLES = {"parquet", "parquet_dataset"}
 """The outputs that `featuremill.load` reads."""
 WIDTH = 100
 MOST_KINDS = 5
-"""Different sentences before they would fill more than a screen."""
+"""Most messages about failed jobs that are printed."""
 PARTIAL = 6
 """The exit status of `featuremill run --strict` where records have no values."""
 _started = time.time()
 runs_to_end: list[str] = []
-"""The folders of the runs that this process is to compute."""
 
 
 def closing_words(*runs: str) -> str:
-    """Return what to say when runs ended well: how much there is, where, and what to try next."""
-    new = {results: delivery for results in runs if (delivery := _new_results(results))}
-    if not new:  # only a part of the workflow was asked for
+    """Return the message after success: the new results, and the next commands to try."""
+    new = {}
+    for results in runs:
+        files = [Path(results) / name for name in MADE_LAST]
+        is_new = any(path.exists() and path.stat().st_mtime >= _started for path in files)
+        if is_new and (delivery := Results(Path(results)).find_delivery()):
+            new[results] = delivery
+    if not new:  # the target was less than the results
         waiting = [results for results in runs if is_computed(results) and not is_merged(results)]
         return "".join(
             f"{results}: all is computed. This merges it: {command_line.this()}"
@@ -62,8 +66,8 @@ def closing_words(*runs: str) -> str:
 
 
 def exit_status() -> int:
-    """Return what a run that ended well ends with. With --strict, name the runs in which records
-    were refused or failed."""
+    """Return the exit status of a run without failed jobs. With --strict, name the runs in which
+    records were refused or failed."""
     status = 0
     for results in runs_to_end if environment.STRICT.text() else ():
         delivery = Results(Path(results)).find_delivery()
@@ -77,24 +81,18 @@ def exit_status() -> int:
     return status
 
 
-def _new_results(results: str) -> Delivery | None:
-    files = [Path(results) / name for name in MADE_LAST]
-    is_new = any(path.exists() and path.stat().st_mtime >= _started for path in files)
-    return Results(Path(results)).find_delivery() if is_new else None
-
-
 def _summary_of(results: str, delivery: Delivery) -> str:
     files = [f"{results}/{name}" for name in delivery.outputs]
     if reported(Results(Path(results))) == "yes":
         files.append(f"{results}/report.html")
-    counts, model = delivery.counts, plain(weights.model_name_of(delivery.settings))
+    counts, settings = delivery.counts, delivery.settings
     if counts.failed or counts.refused:
         files.append(f"{results}/failed.tsv: the records without features")
     for note, count in list(delivery.notes.items())[:MOST_KINDS]:
         files.append(f"{results}/notes.tsv: {counted(count, 'record')}: {note}")
     lines = "\n".join(f"  {file}" for file in files)
+    model = plain(weights.model_name_of(settings))
     of_model = f" ({model})" if model else ""
-    settings = delivery.settings
     caution = plain(weights.caution_of(settings.workload, settings.options))
     if caution:
         caution = f"\x1b[33m{caution}\x1b[0m\n" if sys.stdout.isatty() else f"{caution}\n"
@@ -102,18 +100,15 @@ def _summary_of(results: str, delivery: Delivery) -> str:
 
 
 def _command(name: str) -> str:
-    """Return how `name` is called from here: by its path while its environment is not active."""
+    """Return the command `name`, with its path unless its environment is active."""
     if environment.VIRTUAL_ENV.text() or environment.CONDA_PREFIX.text():
         return name
     return os.path.relpath(Path(sys.executable).parent / name)
 
 
 def tidied(results: str, keep: str) -> str:
-    """Remove what the config's `keep` gives up; return a line about it, or why not.
-
-    Only after the whole run, and here, where no job follows: a merge that Snakemake has to do once
-    more would miss its parts.
-    """
+    """Remove what the config's `keep` does not name; return a line about it. Nothing is removed
+    before the run is complete: a merge that is run again needs the parts."""
     files = [Path(results) / name for name in MADE_LAST]
     if keep == "all" or asks_for_less(results) or not all(path.exists() for path in files):
         return ""
@@ -128,7 +123,7 @@ def closing(failures: Failures, run_or_config: str) -> str:
     """Return the message after failed jobs: what failed, and the commands to type. `run_or_config`
     is the argument of `featuremill status`: results/<run>, or a config."""
     jobs = failures.final()
-    failures.are_told = True
+    failures.are_summarised = True
     if not jobs and failures.was_interrupted:
         return stopped()
     if not jobs:
@@ -160,6 +155,6 @@ def closing(failures: Failures, run_or_config: str) -> str:
 
 
 def _common(job: FailedJob) -> str:
-    """Return the job's sentence without what differs among jobs that failed alike."""
+    """Return the job's message without the names of shards and jobs, to group jobs by it."""
     sentence = re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
     return re.sub(r"^SLURM-job '\d+'", "the Slurm job", sentence)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from . import condition, devices, folder, slots, turnstile
-from .choice import Chooser, Pass
+from .choice import Chooser
 from .devices import MASK, Device
 from .environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, LEASED, Variable
 from .errors import DeviceError, UserError
@@ -45,7 +45,6 @@ class Lease(NamedTuple):
     since: float
     """The time when it was taken, by time.monotonic."""
     how: str
-    """A description of the leased devices."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -162,10 +161,8 @@ def _on_cpu(why: str) -> Lease:
 
 
 def _pass_through(request: Request, offered: Offer, command: str | None) -> Lease:
-    """Take the devices given by the scheduler, even if other jobs were given the same.
-
-    Free slots are locked, so that other leases see them.
-    """
+    """Take the devices that a scheduler gave this job, even if other jobs have the same ones. Free
+    slots are locked, so that other leases see them."""
     where = folder.find()
     taken = []
     for device in offered.devices:
@@ -257,7 +254,13 @@ class _Waiting:
         queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
         try:
             with turnstile.turn(queue, self._deadline, self._say_in_queue):
-                passed = self._until_free()
+                while not (passed := self._chooser.attempt()).chosen:
+                    why = "; ".join(f"{name}: {reason}" for name, reason in passed.barred.items())
+                    self._say(why)
+                    if self._deadline is not None and time.monotonic() >= self._deadline:
+                        raise self._too_late(why)
+                    is_urgent = not passed.is_used_by_others
+                    time.sleep(POLL_SECONDS if is_urgent else POLL_SECONDS_USED_BY_OTHERS)
         except turnstile.TurnstileTimeoutError:
             raise self._too_late("others came first and still wait") from None
         for free in passed.chosen:
@@ -265,18 +268,6 @@ class _Waiting:
                 log.info("%s: %s", free.device.label, free.note)
         chosen = tuple(free.device for free in passed.chosen)
         return _lease(self._request, chosen, [free.slot for free in passed.chosen], self._command)
-
-    def _until_free(self) -> Pass:
-        while True:
-            passed = self._chooser.attempt()
-            if passed.chosen:
-                return passed
-            why = "; ".join(f"{name}: {reason}" for name, reason in passed.barred.items())
-            self._say(why)
-            now = time.monotonic()
-            if self._deadline is not None and now >= self._deadline:
-                raise self._too_late(why)
-            time.sleep(POLL_SECONDS_USED_BY_OTHERS if passed.is_used_by_others else POLL_SECONDS)
 
     def _say_in_queue(self) -> float:
         names = {device.uuid: device.label for device in self._devices}

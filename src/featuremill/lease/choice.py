@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import condition, slots
-from .condition import Condition
 from .devices import Device
 from .errors import DeviceError
+from .nvml import IDLE_MB
 from .request import Request, wanted
 from .slots import Slot
 
@@ -26,12 +26,9 @@ class Free(NamedTuple):
     position: int
     """The index in the order of the devices."""
     note: str
-    """A message to log if the device is chosen."""
 
 
 class Pass(NamedTuple):
-    """The result of a pass over the devices."""
-
     chosen: list[Free]
     """All requested slots, or none."""
     barred: dict[str, str]
@@ -73,7 +70,9 @@ class Chooser:
                 else:
                     barred[device.label] = why
                     leased += why.startswith("held by")
-            self._check()
+            if len(self._devices) - len(self._lost) < self._request.num_gpus:
+                why = "; ".join(f"{name}: {problem}" for name, problem in self._lost.items())
+                raise DeviceError(f"{wanted(self._request.num_gpus)} and too few work: {why}.")
         except BaseException:
             for taken in free:  # a process with other jobs continues
                 taken.slot.close()
@@ -99,23 +98,20 @@ class Chooser:
         now = condition.look(device)  # again: the reading before the lock is old
         # Other programs may share the device, or an outer lease holds it for this process.
         is_shared = self._request.policy == "memory" or name != device.uuid
-        why = self._unfit(now)
+        why = now.problem
+        if not why and now.free_mb < self._request.min_free_mb:
+            why = f"{now.free_mb} MB free of the {self._request.min_free_mb} asked for"
         if not (why or is_shared):
             leased = slots.holders(self._folder, name) if taking.num_taken else ()
             why = condition.used_by_others(now, [holder.pid for holder in leased])
         if why:
             taking.slot.close()
             return None, why
-        note = "" if is_shared or taking.num_taken else condition.used_by_display(now)
+        is_displaying = now.used_mb > IDLE_MB  # which `used_by_others` allows
+        note = f"{now.used_mb} MB are in use by a display; it is used anyway"
+        note = note if is_displaying and not (is_shared or taking.num_taken) else ""
         when = taking.last_leased
         return Free(device, taking.slot, taking.num_taken, when, now.free_mb, index, note), ""
-
-    def _unfit(self, now: Condition) -> str:
-        if now.problem:
-            return now.problem
-        if now.free_mb < self._request.min_free_mb:
-            return f"{now.free_mb} MB free of the {self._request.min_free_mb} asked for"
-        return ""
 
     def _rank(self, free: Free) -> tuple[float, ...]:
         """Return the sort key of a free device, lowest first; docs/lease.md describes the order."""
@@ -135,8 +131,3 @@ class Chooser:
         cooling = {uuid: why for uuid, why in reasons.items() if why}
         enough = len(self._devices) - len(cooling) >= self._request.num_gpus
         return cooling if enough else {}
-
-    def _check(self) -> None:
-        if len(self._devices) - len(self._lost) < self._request.num_gpus:
-            why = "; ".join(f"{name}: {problem}" for name, problem in self._lost.items())
-            raise DeviceError(f"{wanted(self._request.num_gpus)} and too few work: {why}.")

@@ -88,8 +88,6 @@ def _ask(question: Callable[[Any], Any], handle: Any, otherwise: Any) -> Any:
 
 
 class Process(NamedTuple):
-    """A process that uses a device."""
-
     pid: int
 
     @property
@@ -140,13 +138,6 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
             "FEATUREMILL_POLICY=memory uses the GPU anyway"
         )
     return ""
-
-
-def used_by_display(condition: Condition) -> str:
-    """Describe the use by a display, which `used_by_others` allows; "" if there is none."""
-    if condition.used_mb <= IDLE_MB:
-        return ""
-    return f"{condition.used_mb} MB are in use by a display; it is used anyway"
 
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:

@@ -40,7 +40,6 @@ class Device(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of a GPU in all messages."""
         return gpu_name.gpu(self.uuid, self.number)
 
     def __str__(self) -> str:

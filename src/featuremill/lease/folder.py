@@ -155,8 +155,8 @@ def open_lock(path: Path) -> int:
 
 
 def _is_plain(descriptor: int) -> bool:
-    about = os.fstat(descriptor)
-    return stat.S_ISREG(about.st_mode) and about.st_nlink <= 1
+    status = os.fstat(descriptor)
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def _unusable(path: Path, problem: str) -> UserError:

@@ -126,12 +126,15 @@ def gauges_of(handle: Any) -> Gauges:
     whole_gpu = tell(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
     utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, whole_gpu)
     memory = memory_of(handle)
+    bits = tell(pynvml.nvmlDeviceGetCurrentClocksEventReasons, whole_gpu)
+    if bits is None:  # the older name, which CUDA 14 drops
+        bits = tell(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, whole_gpu)
     return Gauges(
         utilisation.gpu if utilisation else None,
         int(memory.used // 2**20) if memory else None,
         _thousandth(tell(pynvml.nvmlDeviceGetPowerUsage, whole_gpu)),
         tell(pynvml.nvmlDeviceGetTemperature, whole_gpu, pynvml.NVML_TEMPERATURE_GPU),
-        throttles(whole_gpu),
+        None if bits is None else [words for bit, words in THROTTLES.items() if bits & bit],
         _thousandth(tell(pynvml.nvmlDeviceGetTotalEnergyConsumption, whole_gpu)),
     )
 
@@ -140,14 +143,6 @@ def memory_of(handle: Any) -> Any:
     """Return total, used and free bytes, without the driver's reserve if NVML separates it."""
     memory = tell(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     return memory or tell(pynvml.nvmlDeviceGetMemoryInfo, handle)
-
-
-def throttles(handle: Any) -> list[str] | None:
-    """Return the reasons for reduced clocks."""
-    bits = tell(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if bits is None:  # the older name, which CUDA 14 drops
-        bits = tell(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    return None if bits is None else [words for bit, words in THROTTLES.items() if bits & bit]
 
 
 def _thousandth(value: int | None) -> float | None:

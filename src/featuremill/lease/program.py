@@ -1,5 +1,5 @@
-"""This program: its commands in messages, as this source is built into two programs; and its end
-with its parent."""
+"""The commands of this program in messages (featuremill and gpu-lease are built from this source),
+and its end with its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ _IS_FEATUREMILL = __name__.startswith("featuremill.")
 EXEC = "featuremill lease" if _IS_FEATUREMILL else "gpu-lease exec"
 """The command that takes GPUs and becomes another command."""
 LIST = "featuremill lease --list" if _IS_FEATUREMILL else "gpu-lease list"
-"""The command that lists all GPUs."""
 DOCTOR = "featuremill doctor" if _IS_FEATUREMILL else "nvidia-smi"
 """The command that shows why no GPU is visible."""
 NO_GPU = (

@@ -27,8 +27,6 @@ def wanted(num_gpus: int) -> str:
 
 
 class Request(NamedTuple):
-    """The number and kind of requested devices."""
-
     num_gpus: int = 1
     slots_per_gpu: int = 1
     min_free_mb: int = 0
@@ -41,7 +39,6 @@ class Request(NamedTuple):
     """Whether CUDA_VISIBLE_DEVICES has numbers instead of UUIDs."""
 
     def check(self) -> None:
-        """Raise UserError for invalid values."""
         if self.policy not in get_args(Policy):
             known = ", ".join(get_args(Policy))
             raise UserError(f"lease policy {self.policy!r} does not exist; choose one of {known}.")
@@ -110,7 +107,6 @@ class GpuOptions(NamedTuple):
         return self.number
 
     def check(self) -> None:
-        """Raise UserError for `--gpus 0`."""
         if self.number == 0:
             raise UserError(
                 "--gpus 0: this is the number of GPUs; for the GPU of number 0, give --devices 0."

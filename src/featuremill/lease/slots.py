@@ -116,11 +116,8 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
     if not try_lock(device_lock, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
         os.close(device_lock)
         return Taking(None, 0, 0.0, holders(folder, device))
-    others = tuple(
-        holder
-        for holder in (holders(folder, device) if num_slots > 1 else ())
-        if not holder.name.endswith(f"of{num_slots}")
-    )
+    held = holders(folder, device) if num_slots > 1 else ()
+    others = tuple(each for each in held if not each.name.endswith(f"of{num_slots}"))
     if others:
         os.close(device_lock)
         return Taking(None, 0, 0.0, others)

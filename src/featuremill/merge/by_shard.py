@@ -206,7 +206,8 @@ def _write_index(path: Path, files: Mapping[Path, tuple[Path, DeliveredFile]]) -
     parts, first, start = [], [], 0
     allow_open(len(files))
     for data, file in files.values():
-        parts.append(np.load(delivered.index_beside(data), mmap_mode="r" if file.rows else None))
+        index = data.with_name(index_of(data.name))
+        parts.append(np.load(index, mmap_mode="r" if file.rows else None))
         first.append(start)
         start += file.rows
     with path.open("wb") as out:

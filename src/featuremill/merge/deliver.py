@@ -44,11 +44,10 @@ from featuremill.store.delivered import (
     DeliveredFile,
     DeliveredShard,
     folder_of,
-    index_beside,
     receipt_of,
 )
 from featuremill.store.files import digest_of, replacing_folder, sha256_of, sync_folder
-from featuremill.store.formats import errors_of, format_of, kind_of
+from featuremill.store.formats import errors_of, format_of, index_of, kind_of
 from featuremill.store.parts import Part, open_source, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
@@ -311,7 +310,7 @@ class _Shard:
                                 writing.write(block)
                 ids = whole_ids(self._records.take(pa.array(positions))).to_pylist()
                 for path in paths.values():
-                    np.save(index_beside(path), sorted_hashes(ids))
+                    np.save(path.with_name(index_of(path.name)), sorted_hashes(ids))
                 files += [
                     DeliveredFile(
                         output=name,

@@ -19,6 +19,7 @@ from featuremill.base.words import counted, human_bytes
 from featuremill.plan.buckets import Bucket, OldShard, OldShards, buckets_of
 from featuremill.plan.processes import Processes
 from featuremill.store import remote, shared
+from featuremill.store.files import Identity, identity_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import (
     OTHER_BYTES,
@@ -168,14 +169,14 @@ def _is_changed(
     wanted = [part for number, part in enumerate(parts.paths.items()) if number in hit]
     bad = _fetch(lookup, parts, [name for name, _ in wanted if name in parts.remote], fetched)
     for name, path in wanted:
-        identity = shared.identity_of(path)
+        identity = identity_of(path)
         with suppress(OSError, pa.ArrowException):
             if name not in parts.remote and not columns_of(path).equals(lookup.values):
                 bad[str(path)] = identity, f"{path}: {OTHER_COLUMNS}"
     for number in _misplaced(parts, hit, hits):
         path = [*parts.paths.values()][number]
         if digest_of_file(path) != path.stem:
-            bad[str(path)] = shared.identity_of(path), f"{path}: {OTHER_BYTES}"
+            bad[str(path)] = identity_of(path), f"{path}: {OTHER_BYTES}"
             continue
         listing = {level.path for level, numbers in parts.levels if number in numbers}
         for index in sorted(listing - wrong):
@@ -219,10 +220,10 @@ def _misplaced(parts: Parts, hit: Collection[int], hits: Path) -> list[int]:
 
 def _fetch(
     lookup: Lookup, parts: Parts, names: Sequence[str], addresses: set[str]
-) -> dict[str, tuple[shared.Identity, str]]:
+) -> dict[str, tuple[Identity, str]]:
     """Fetch the remote parts `names` into the first store; return those that cannot be used, by
     address, and why."""
-    bad: dict[str, tuple[shared.Identity, str]] = {}
+    bad: dict[str, tuple[Identity, str]] = {}
     if lookup.remote and (names or not addresses):
         rows = counted(sum(parts.sizes[name] for name in names), "record")
         wanted = f"fetching {len(names):,} of them ({rows})" if names else "none of them is needed"

@@ -1,5 +1,5 @@
-"""Progress that `featuremill run` shows itself: on a terminal the screen of `top` beneath the lines
-of all jobs, elsewhere a line of totals now and then."""
+"""The progress that `featuremill run` shows: on a terminal the screen of `top` beneath the lines of
+all jobs, elsewhere a line of totals at intervals."""
 
 from __future__ import annotations
 
@@ -217,7 +217,6 @@ class _Picture(_Lines):
         return set_cell_size(decoded, self._width - 1).rstrip()
 
     def _is_in_front(self) -> bool:
-        """Return whether this command is in the foreground of the terminal."""
         try:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
         except OSError:  # not the terminal of this session

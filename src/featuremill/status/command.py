@@ -29,35 +29,26 @@ def run(arguments: argparse.Namespace) -> int:
     from featuremill.config.runs import named
     from featuremill.status import view
     from featuremill.status.project import ProjectReader
-
-    if arguments.run_folder is None:
-        return _list_runs(arguments)
-    project = ProjectReader(named(arguments.run_folder)).inspect(arguments.verify)
-    if arguments.json:
-        text = json.dumps(project.as_json(), indent=2, ensure_ascii=False)
-    else:
-        text = "\n".join(view.lines(project))
-    sys.stdout.write(f"{text}\n")
-    return project.exit_status
-
-
-def _list_runs(arguments: argparse.Namespace) -> int:
-    from featuremill.config.runs import named
-    from featuremill.status import view
-    from featuremill.status.project import ProjectReader
     from featuremill.status.reader import is_run
     from featuremill.store import results, run_lock
 
-    folders = sorted(Path(run_lock.RESULTS).glob("*"))
-    runs = [folder for folder in folders if is_run(folder) or results.runs_below(folder)]
-    if not runs:
-        raise UserError(
-            "there is no run in results/ of this folder; featuremill init YOUR.fasta writes a "
-            "config, which featuremill run computes."
-        )
+    if is_listing := arguments.run_folder is None:
+        folders = sorted(Path(run_lock.RESULTS).glob("*"))
+        runs = [folder for folder in folders if is_run(folder) or results.runs_below(folder)]
+        if not runs:
+            raise UserError(
+                "there is no run in results/ of this folder; featuremill init YOUR.fasta writes a "
+                "config, which featuremill run computes."
+            )
+    else:
+        runs = [arguments.run_folder]
     states = [ProjectReader(named(run)).inspect(arguments.verify) for run in runs]
-    lines = [" ".join(itertools.takewhile(bool, view.lines(state))) for state in states]
     if arguments.json:
-        lines = [json.dumps([state.as_json() for state in states], indent=2, ensure_ascii=False)]
+        content = [state.as_json() for state in states]
+        lines = [json.dumps(content if is_listing else content[0], indent=2, ensure_ascii=False)]
+    elif is_listing:
+        lines = [" ".join(itertools.takewhile(bool, view.lines(state))) for state in states]
+    else:
+        lines = [*view.lines(states[0])]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
-    return 0
+    return 0 if is_listing else states[0].exit_status

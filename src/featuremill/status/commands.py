@@ -29,9 +29,7 @@ class Fix(NamedTuple):
     again: Again = ""
     """The command to rerun although its results exist."""
     shards: tuple[str, ...] = ()
-    """Shards to extract again."""
     remove: tuple[Path, ...] = ()
-    """Files to remove first."""
     verb: str = ""
     """A command for runs without Snakemake, if `again` is empty."""
     by_hand: str = ""
@@ -51,7 +49,6 @@ class Problem(NamedTuple):
     is_in_the_way: bool = True
     """Whether the run is not done because of this problem; else it is only a note."""
     commands: tuple[str, ...] = ()
-    """The commands to type, in order."""
     changes: tuple[Change, ...] = ()
     """The keys of the config that have changed, if the problem is their change."""
 
@@ -63,6 +60,11 @@ class Problem(NamedTuple):
             "remedy": self.fix.by_hand or None,
             "commands": list(self.commands),
         }
+
+
+def shown(path: Path) -> Path:
+    """Return `path` relative to the working directory, if it is inside."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def removing(fixes: Iterable[Fix]) -> list[str]:
@@ -125,14 +127,12 @@ class Commands:
         return f"featuremill retry {self._run}" + (f" --reason {kind}" if kind else "")
 
     def logs(self) -> str | None:
-        """Return the command that finds logs of shards with stack traces; None without logs."""
         if not (self.is_snakemakes and self._plan):
             return None
         logs = Results(self._root).logs / "extract" / self._plan.recipe
         if not logs.is_dir():
             return None
-        here = logs.relative_to(Path.cwd()) if logs.is_relative_to(Path.cwd()) else logs
-        return f"grep -rlE {shlex.quote(STACKS)} {shlex.quote(str(here))}"
+        return f"grep -rlE {shlex.quote(STACKS)} {shlex.quote(str(shown(logs)))}"
 
     def report(self) -> list[str]:
         if self.is_snakemakes:

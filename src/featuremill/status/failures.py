@@ -79,7 +79,9 @@ def _count_in(
                 for at, reason in failures:
                     samples[reason][of_row[at].as_py()] += 1
             if any(len(examples[reason]) < MOST_EXAMPLES for reason in refused):
-                failures += _refused_in(file, group)
+                texts = file.read_row_group(group, ["reason"])["reason"]
+                refusals = pc.indices_nonzero(texts.is_valid()).to_pylist()  # without pandas
+                failures += [(at, reason_of("refused", texts[at].as_py())) for at in refusals]
             elif not places:
                 break
             shown = [pair for pair in failures if len(examples[pair[1]]) < MOST_EXAMPLES]
@@ -101,9 +103,3 @@ def _failed_in(
     table = table.join(wanted, ["shard", "row"], join_type="inner").sort_by("at")
     at, places = table["at"].to_pylist(), table["place"].to_pylist()
     return [(at, reasons[number]) for at, number in zip(at, places, strict=True)]
-
-
-def _refused_in(file: pq.ParquetFile, group: int) -> list[tuple[int, Reason]]:
-    texts = file.read_row_group(group, ["reason"])["reason"]
-    refused = pc.indices_nonzero(texts.is_valid()).to_pylist()  # to_numpy would import pandas
-    return [(at, reason_of("refused", texts[at].as_py())) for at in refused]

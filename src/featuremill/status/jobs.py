@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.status.shards import Shard, mark_of
+from featuremill.status.shards import Shard
+from featuremill.store.files import identity_of
 from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.telemetry import TAIL_BYTES, Rates, State, events_of, followed
 
@@ -45,8 +46,8 @@ class TelemetryTail:
             # At the first poll, the age of the events is by the job's clock, which may be wrong.
             # Therefore a job that lives is silent only if its file is as old.
             age = max(0.0, time.time() - self.state.time) if is_first and self.state else 0.0
-            if age and is_held and (mark := mark_of(self._path)):
-                age = min(age, max(0.0, time.time() - mark[1] / 1e9))
+            if age and is_held and (identity := identity_of(self._path)):
+                age = min(age, max(0.0, time.time() - identity[1] / 1e9))
             self._heard = time.monotonic() - age
 
     def silent_seconds(self) -> float:
@@ -97,8 +98,6 @@ class DeviceNow:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A shard that a job computes."""
-
     shard: str
     state: str
     """running or unclear, as in status."""
@@ -122,11 +121,9 @@ class Job:
     oom_splits: int = 0
     cpu_percent: float | None = None
     memory_mb: float | None = None
-    """The memory of the worker process."""
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it holds a device."""
         return bool(self.devices) and self.stage != "wait"
 
     @property
@@ -185,7 +182,6 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
 
 
 def devices_of(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
-    """Return the devices in the telemetry of a job, with the values of its last sample."""
     measured = {entry.get("uuid"): entry for entry in sample.get("devices", [])}
     gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")
     devices = []
@@ -210,7 +206,6 @@ class TimeLeft(NamedTuple):
     job_seconds: float
     """The time with one job after the other."""
     jobs: int
-    """Number of jobs that compute now."""
     parts: int
     """Number of finished parts that the estimate is based on."""
     longest_seconds: float = 0.0

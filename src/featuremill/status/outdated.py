@@ -1,4 +1,4 @@
-"""Decides what of a planned run is out of date, damaged or gone, and what has to run again.
+"""Decides which files of a planned run are out of date, damaged or gone, and what to run again.
 
 `status` prints it, and the start of a run reruns it (`flow.reruns`). A single product (plan,
 results, report, the files of a step) is compared with its record by `step.Product.differences`.
@@ -14,11 +14,11 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.log import last_error
 from featuremill.base.words import Change, in_words
 from featuremill.config import Run, products
-from featuremill.status.commands import Again, Fix, Problem, SeenBy
+from featuremill.status.commands import Again, Fix, Problem, SeenBy, shown
 from featuremill.status.delivered import DeliveryState, digest_by_looks
 from featuremill.status.shards import Shard, has_size
-from featuremill.store import run_lock, shared
-from featuremill.store.files import digest_at, sha256_of
+from featuremill.store import run_lock
+from featuremill.store.files import digest_at, identity_of, sha256_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan, SharedPart
 from featuremill.store.results import Results
@@ -50,7 +50,6 @@ def is_computed(results: str) -> bool:
 
 
 def is_merged(results: str) -> bool:
-    """Return whether there are results of the last plan."""
     folder = Results(Path(results))
     plan, delivery = folder.find_plan(), folder.find_delivery()
     return bool(plan and delivery and delivery.is_of(plan))
@@ -64,8 +63,8 @@ def problem_of_config(
     of_report: Sequence[Change] = (),
     at: Path = Path(),
 ) -> Problem | None:
-    """Return the problem that the plan, or else the results or the report, were made of another
-    config than this, whose paths are relative to `at`."""
+    """Return the problem that the plan, the results or the report were made from another config
+    than this one, whose paths are relative to `at`."""
     root = results.root
     of_plan = products.changes_since(plan, config, at)
     of_plan += products.planned(config, root).differences().changes
@@ -79,8 +78,8 @@ def problem_of_config(
 
 
 def since_plan(config: Run, plan: Plan, results: Results) -> str:
-    """Return in words what has changed since the `plan` that determines values or records: keys of
-    the `config`, versions, or files; "" if nothing has."""
+    """Describe what has changed since the `plan` and affects values or records: keys of the
+    `config`, versions, or files; "" if nothing has."""
     if changes := products.changes_since(plan, config):
         return in_words(changes)
     if others := recipe.other_versions_here(plan.settings):
@@ -172,7 +171,6 @@ def is_newer(path: Path, than: Path) -> bool:
 
 
 def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
-    """Yield the problem of the weights; it blocks only a run that still `has_work`."""
     if not plan.weights:
         return
     path = results.placed(plan.weights)
@@ -203,7 +201,6 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
 def _check_records(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield the problem of records.parquet; `is_readable` is False if reading it failed."""
     path, fix = results.records, Fix("plan")
     if not path.exists():
         what = "it is gone; it lists which record is where"
@@ -221,7 +218,6 @@ def _check_records(
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return whether the file has the first and last bytes of a complete Parquet file."""
     size = path.stat().st_size
     if size < 12:
         return False
@@ -235,8 +231,6 @@ def _is_parquet(path: Path) -> bool:
 def _check_parts(
     results: Results, plan: Plan, shards: list[Shard], verifies: bool
 ) -> Iterator[Problem]:
-    """Yield the problems of missing or damaged parts, receipts and shards."""
-
     def problem(code: str, shard_names: list[str], what: str, fix: Fix) -> Iterator[Problem]:
         if shard_names:
             more = f" and {len(shard_names) - 1:,} more" if len(shard_names) > 1 else ""
@@ -252,7 +246,12 @@ def _check_parts(
     what = "the file in store/shards is gone or incomplete"
     yield from problem("shard_missing", gone, what, Fix("plan"))
     if verifies:
-        damaged = [shard.name for shard in shards if _is_damaged(results, plan, shard)]
+        damaged = [
+            shard.name
+            for shard in shards
+            if shard.state == "finished" and shard.receipt
+            if digest_of_file(results.part(plan.recipe, shard.name)) != shard.receipt.part
+        ]
         what = "the bytes of a part are not those that were written"
         fix = Fix("extract", tuple(damaged), seen_by="nobody")
         yield from problem("part_damaged", damaged, what, fix)
@@ -261,10 +260,9 @@ def _check_parts(
 def _check_taken(
     results: Results, plan: Plan, is_merged: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield the problems of parts from shared stores; they block nothing if results are merged."""
     gone, bad = list[str](), list[str]()
     for part in plan.taken:
-        if (identity := shared.identity_of(Path(part.path))) is None:
+        if (identity := identity_of(Path(part.path))) is None:
             gone.append(part.path)
         elif identity[0] != part.bytes or (verifies and not _is_as_published(results, plan, part)):
             bad.append(part.path)
@@ -289,12 +287,6 @@ def _is_as_published(results: Results, plan: Plan, part: SharedPart) -> bool:
     return True
 
 
-def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
-    if shard.state != "finished" or not shard.receipt:
-        return False
-    return digest_of_file(results.part(plan.recipe, shard.name)) != shard.receipt.part
-
-
 def problems_before_plan(results: Results, weights: str) -> list[Problem]:
     """Return the error of the job that made the file `weights`, if it is missing, else plan's."""
     path = run_lock.working_folder(results.root) / weights
@@ -311,8 +303,3 @@ def error_in_log(code: str, what: str, log: Path, is_in_the_way: bool = True) ->
         return []
     fix = Fix(by_hand=f"Fix that, and run the same command again. The log: {shown(log)}")
     return [Problem(code, f"{what} failed: {error}", fix, is_in_the_way)]
-
-
-def shown(path: Path) -> Path:
-    """Return `path` relative to the working directory, if it is inside."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -14,9 +14,8 @@ from featuremill.base.text import one_line, plain
 from featuremill.status.jobs import DeviceNow, devices_of
 from featuremill.status.project import ProjectState
 from featuremill.status.screen import label
-from featuremill.status.shards import Mark, mark_of
 from featuremill.status.view import totals_lines
-from featuremill.store.files import replacing
+from featuremill.store.files import Identity, identity_of, replacing
 from featuremill.store.results import Results
 from featuremill.store.telemetry import READ_BYTES, State, events_of, followed
 
@@ -37,22 +36,17 @@ class Stretch(NamedTuple):
     """The measurements of one device in a stretch of time; None is unknown."""
 
     use: float | None
-    """The mean utilisation, in percent."""
     memory_mb: float | None
-    """The largest memory."""
     celsius: float | None
-    """The highest temperature."""
     samples: int = 1
 
 
 class Page:
-    """The page at `path`."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._curves = Curves()
-        self._mark: Mark | None = None
-        """The mark of the file as this process wrote it."""
+        self._written: Identity = None
+        """The identity of the file as this process wrote it."""
         self._due = 0.0
         self._refuse_others()
 
@@ -72,7 +66,7 @@ class Page:
         self._refuse_others()
         with replacing(self._path, is_synced=False) as temporary:
             temporary.write_text(self._page(now, is_last), "utf-8")
-        self._mark = mark_of(self._path)
+        self._written = identity_of(self._path)
 
     def _page(self, now: ProjectState, is_last: bool) -> str:
         shown = {
@@ -92,7 +86,7 @@ class Page:
         if is_ours:
             with self._path.open(encoding="latin-1") as file:
                 is_ours = MARK in file.read(200)
-        if not is_ours or self._mark not in (None, mark_of(self._path)):
+        if not is_ours or self._written not in (None, identity_of(self._path)):
             how = "it was changed meanwhile" if is_ours else "this is not a page of featuremill top"
             raise UserError(f"{self._path}: {how}; name another file after --html.")
 

@@ -64,12 +64,10 @@ class ProjectState:
 
     @property
     def is_running(self) -> bool:
-        """Whether the Snakemake of one of the runs is active."""
         return any(state.is_running for state in self.begun)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a process works on one of the runs."""
         return any(state.is_at_work for state in self.begun)
 
     @property
@@ -121,8 +119,6 @@ class ProjectState:
 
 
 class ProjectReader:
-    """Reads the state of several runs and steps repeatedly."""
-
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         configs: Sequence[Run | None] = runs.configs or [None] * len(runs.folders)

@@ -8,6 +8,7 @@ plan changes, and once a minute.
 from __future__ import annotations
 
 import contextlib
+import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,15 +19,16 @@ from featuremill.base.text import plain
 from featuremill.base.words import counted, in_words
 from featuremill.config import Run, find_run, products
 from featuremill.status import outdated
-from featuremill.status.commands import Commands, Fix, Problem
+from featuremill.status.commands import Commands, Fix, Problem, shown
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of, time_left
-from featuremill.status.outdated import error_in_log, is_newer, problems_before_plan, shown
-from featuremill.status.shards import Mark, Shards, mark_of
+from featuremill.status.outdated import error_in_log, is_newer, problems_before_plan
+from featuremill.status.shards import Shards
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
 from featuremill.store import command_line, lock_holder, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Group, Reason, read_list
+from featuremill.store.files import Identity, identity_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
@@ -34,7 +36,6 @@ from featuremill.workload import know_reasons
 IN_LOGS = {"crash", "hang", "error"}
 """Kinds of failures that a shard's log explains further."""
 TRACES = ("plan.json", "store", "receipts", "records.parquet", "manifest.json")
-"""Files that a run writes into its folder."""
 REREAD_SECONDS = 60.0
 """Seconds between two readings of all shards."""
 MOST_FAILING_PARTS = 100
@@ -72,8 +73,7 @@ class RunReader:
     ) -> None:
         self._run_folder, self._typed, self._config = run_folder, typed or run_folder, config
         self._results = Results(run_lock.whole_path(run_folder))
-        self._mark: Mark | None = None
-        """The mark of the plan.json that was read."""
+        self._plan_identity: Identity = None
         self._plan: Plan | None = None
         self._reread_at = 0.0
 
@@ -124,10 +124,10 @@ class RunReader:
         return state
 
     def needing_rerun(self) -> list[Problem]:
-        """Return what has to run again for the run to be what the config asks for.
+        """Return the problems for which the start of a run reruns a command.
 
-        No values are read; only files that look different are hashed. Files that cannot be read
-        are left to the commands, which report them.
+        No values are read; only files whose size, times or inode differ are hashed. Files that
+        cannot be read are left to the commands, which report them.
         """
         assert self._config
         state, results = RunState(folder=self._run_folder), self._results
@@ -143,8 +143,8 @@ class RunReader:
         return problems
 
     def _changes(self, state: RunState, plan: Plan) -> list[Problem]:
-        """Return the problem that the files are not those of the config, or of the last start of
-        the run, and why making its weights failed."""
+        """Return the problem that the files were made from another config than the typed one, or
+        than that of the last start, and the error of the job that made its weights."""
         root, folder, owner = self._results.root, state.folder, state.activity.owner
         config, last, who = self._config, None, str(self._typed)
         working = run_lock.working_folder(root)
@@ -183,7 +183,7 @@ class RunReader:
         root, store = self._results.root, self._results.store
         last = run_lock.read(root)
         is_running = lock_holder.is_held(run_lock.path_of(root))
-        is_elsewhere = last is not None and not last.is_of_this_machine()
+        is_elsewhere = last is not None and last.host != platform.node()
         is_merging = bool(lock_holder.is_held(store / "merge.lock"))
         # A merge holds plan's lock too.
         is_planning = bool(lock_holder.is_held(store / "plan.lock")) and not is_merging
@@ -193,11 +193,11 @@ class RunReader:
 
     def take_plan(self) -> None:
         """Read plan.json if it has changed, and forget what was read for the old plan."""
-        mark = mark_of(self._results.plan)
-        if mark == self._mark:
+        identity = identity_of(self._results.plan)
+        if identity == self._plan_identity:
             return
-        self._plan = self._results.read_plan() if mark else None
-        self._mark = mark
+        self._plan = self._results.read_plan() if identity else None
+        self._plan_identity = identity
         if self._plan:
             know_reasons(self._plan.workload)
             self._shards = Shards(self._results, self._plan)
@@ -207,7 +207,6 @@ class RunReader:
             """The failed rows of each part that was read."""
 
     def _set_progress(self, state: RunState, plan: Plan) -> None:
-        """Set the shards, the jobs, the time left and the jobs that failed."""
         state.plan, state.shards = plan, [*self._shards.by_name.values()]
         active = [shard for shard in state.shards if shard.state in ("running", "unclear")]
         state.jobs = [job_of(shard, self._tail(shard.name)) for shard in active]
@@ -258,7 +257,6 @@ class RunReader:
         state.reasons = [Group(*reason, number) for reason, number in commonest]
 
     def _read_unplanned(self, state: RunState) -> None:
-        """Set the problems that left a run without a plan."""
         root = self._results.root
         if not is_run(root):
             if not root.is_dir():
@@ -373,7 +371,6 @@ def _set_commands(state: RunState, results: Results, commands: Commands) -> None
 
 
 def _needs(state: RunState, results: Results, in_the_way: list[Problem]) -> Need:
-    """Return what the user has to do: nothing while Snakemake runs, or when all is done."""
     if state.is_running:
         return ""
     if state.exit_status == DONE:

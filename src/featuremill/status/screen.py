@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -34,7 +34,6 @@ QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
 MOST_REASONS = 4
 MOST_NAME = 32
 GAP = 2
-"""Spaces between two columns."""
 LEAST_NAME = 12
 """Characters of a device's name that are always shown, such as GPU 0 (3a9f)."""
 LEFT_OUT = ("W", "USE", "LEFT", "SHARD", "MEMORY", "°C")
@@ -96,7 +95,11 @@ def _jobs_table(now: RunState, width: int) -> Table:
     headings = ("DEVICE", "SHARD", "RECORDS", "USE", "MEMORY", "°C", "W", f"{unit}/S", "LEFT")
     is_here = {job.host for job in now.at_work} <= {platform.node()}
     rows = []
-    for job in sorted(now.at_work, key=lambda job: (job.host, *(_order(d) for d in job.devices))):
+
+    def order(job: Job) -> tuple[Any, ...]:
+        return job.host, *((each.name, each.uuid, each.slot) for each in job.devices)
+
+    for job in sorted(now.at_work, key=order):
         for number, device in enumerate(job.devices):
             name = f"{'' if is_here else f'{one_line(job.host)} '}{label(device)}"
             shard, records = job.shard[:8], f"{job.rows_done:,}/{job.records:,}"
@@ -121,10 +124,6 @@ def _jobs_table(now: RunState, width: int) -> Table:
         cells = zip(headings, row, strict=True)
         table.add_row(*(cell for name, cell in cells if name in needed))
     return table
-
-
-def _order(device: DeviceNow) -> tuple[str, str, str]:
-    return device.name, device.uuid, device.slot
 
 
 def _gauges(job: Job, device: DeviceNow) -> list[Text]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.store import lock_holder
+from featuremill.store.files import Identity, identity_of
 from featuremill.store.journal_log import read_log
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -21,8 +22,6 @@ another machine and cannot be tested here; `begun`: batches are committed, but n
 `waiting`: nothing exists; `lost`: a receipt exists, but its part is gone; `removed`: part and
 receipt are gone, but the results made of them are complete."""
 Trouble = Literal["", "receipt", "records"]
-Mark = tuple[int, int, int]
-"""The inode, modification time and size of a file, which change when the file does."""
 
 
 class Holder(NamedTuple):
@@ -40,9 +39,7 @@ class Work(NamedTuple):
     """The progress of an unfinished part."""
 
     batches: int = 0
-    """Number of committed batches."""
     rows: int = 0
-    """Number of rows in committed batches."""
     last_commit: str | None = None
     """The time of the last write to the journal: ISO 8601, UTC."""
     holder: Holder = Holder()
@@ -65,7 +62,6 @@ class Shard(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Number of committed rows of an unfinished shard."""
         return (self.work.rows or 0) if self.work else 0
 
     @property
@@ -93,8 +89,8 @@ class Shards:
         self._declared = results.root / "receipts" / plan.recipe
         self._parts = results.store / "parts" / plan.recipe
         self._journals = results.store / "journals" / plan.recipe
-        self._idle: dict[str, Mark | None] = {}
-        """The marks of the lock files of shards without a job."""
+        self._idle: dict[str, Identity] = {}
+        """The identities of the lock files of shards without a job."""
 
     def read(self) -> None:
         """Read the state of all shards.
@@ -133,8 +129,8 @@ class Shards:
             if f"{name}.json" in declared and self._has_finished(shard):
                 continue
             lock = self._journals / f"{name}.lock"
-            mark = mark_of(lock) if lock.name in journals else None
-            if not was_active and mark in (None, self._idle.get(name)):
+            identity = identity_of(lock) if lock.name in journals else None
+            if not was_active and identity in (None, self._idle.get(name)):
                 continue
             state, holder = held_by(lock)
             if state:
@@ -143,7 +139,7 @@ class Shards:
                 self._idle.pop(name, None)
             else:
                 self._take(self._unfinished(shard._replace(state="waiting", work=None), journals))
-                self._idle[name] = mark
+                self._idle[name] = identity
                 left.append(name)
         return left
 
@@ -212,8 +208,10 @@ def _work(data: Path, holder: Holder) -> Work:
     if state is None:
         return Work(holder=holder)
     last_commit = None
-    if mark := mark_of(log):  # else finished meanwhile
-        last_commit = datetime.datetime.fromtimestamp(mark[1] // 10**9, datetime.UTC).isoformat()
+    if identity := identity_of(log):  # else finished meanwhile
+        last_commit = datetime.datetime.fromtimestamp(
+            identity[1] // 10**9, datetime.UTC
+        ).isoformat()
     return Work(len(state.commits), state.num_rows(data), last_commit, holder)
 
 
@@ -226,15 +224,6 @@ def listed(path: Path) -> set[str]:
         return set()
 
 
-def mark_of(path: Path) -> Mark | None:
-    """Return the mark of the file; None if it does not exist."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
 def has_size(path: Path, num_bytes: int) -> bool:
     """Return whether the file exists and has that many bytes."""
-    return (mark := mark_of(path)) is not None and mark[2] == num_bytes
+    return (identity := identity_of(path)) is not None and identity[0] == num_bytes

@@ -23,7 +23,6 @@ VERSION, VERSION_NOW = 2, 2
 """The versions of the JSON that `status` and `top` print."""
 DONE, NOT_DONE, DONE_WITH_FAILURES = 0, 1, 2
 STATES = ("done", "unfinished", "done_with_failures")
-"""Names of the exit statuses."""
 COUNTED: tuple[State, ...] = (
     *("finished", "removed", "running", "unclear", "begun", "waiting", "lost"),
 )
@@ -89,7 +88,6 @@ class RunState:
     """Number of failed rows in parts that were not read."""
     problems: list[Problem] = field(default_factory=list)
     needs: Need = ""
-    """What the user has to do next."""
     next: list[str] = field(default_factory=list)
     forced: list[str] = field(default_factory=list)
     """Rules that these commands force."""
@@ -100,7 +98,6 @@ class RunState:
 
     @cached_property
     def total(self) -> Sums:
-        """The sums of all shards."""
         return _sums(self.shards)
 
     @cached_property
@@ -138,12 +135,10 @@ class RunState:
 
     @property
     def at_work(self) -> list[Job]:
-        """The jobs that hold a device."""
         return [job for job in self.jobs if job.is_at_work]
 
     @property
     def waiting(self) -> list[Job]:
-        """The jobs that wait for a device."""
         return [job for job in self.jobs if not job.is_at_work]
 
     @property
@@ -175,7 +170,6 @@ class RunState:
 
     @property
     def phase(self) -> Phase:
-        """What the run's processes do."""
         if self.activity.is_planning or self.activity.is_merging:
             return "planning" if self.activity.is_planning else "merging"
         if any(job.state == "running" for job in self.jobs):

@@ -1,5 +1,5 @@
-"""The page that `status` prints, at most 80 columns wide except for commands; and the sentences
-about a run that it shares with the screen of `top` and a run's own lines."""
+"""The page that `status` prints, at most 80 columns wide except for commands; and sentences about a
+run that the screen of `top` and the lines of a run have, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import datetime
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -64,7 +64,8 @@ def lines(project: ProjectState) -> Iterator[str]:
     yield ""
     for state in project.begun:
         in_run = "" if run else f" in {state.folder}"
-        yield from _jobs(state)
+        yield from _jobs(state, "Running", "running", "unclear")
+        yield from _jobs(state, "Interrupted", "begun")
         yield from _reasons(state, "failed", f"Failed{in_run}")
         refused = f"Refused{in_run}" if in_run else "Refused: nothing was computed of these"
         yield from _reasons(state, "refused", refused)
@@ -148,11 +149,10 @@ def _parts(state: RunState) -> str:
 
 def _by_gpu(state: RunState) -> str:
     """Return the number of shards that each GPU has finished, and its share of their cost."""
-    receipts = [shard.receipt for shard in state.shards if shard.receipt]
     names: dict[str, str] = {}
     shards: Counter[str] = Counter()
     work: Counter[str] = Counter()
-    for receipt in receipts:
+    for receipt in (shard.receipt for shard in state.shards if shard.receipt):
         for device in receipt.devices if receipt.is_on_gpu else ():
             names[device.uuid] = str(device)  # early receipts have no number
             shards[device.uuid] += 1
@@ -177,27 +177,25 @@ def _snakemake(state: RunState) -> str:
     return "not running"
 
 
-def _jobs(state: RunState) -> Iterator[str]:
-    running = [shard for shard in state.shards if shard.state in ("running", "unclear")]
-    yield from _listed("Running", running, _running)
-    begun = [shard for shard in state.shards if shard.state == "begun"]
-    yield from _listed("Interrupted", begun, _begun)
-
-
-def _listed(heading: str, shards: list[Shard], text: Callable[[Shard, Work], str]) -> Iterator[str]:
+def _jobs(state: RunState, heading: str, *states: State) -> Iterator[str]:
+    """Yield a line for each shard in one of `states`, below a heading."""
+    shards = [shard for shard in state.shards if shard.state in states]
     if not shards:
         return
     yield heading
     for shard in shards[:MOST_LISTED]:
         assert shard.work
-        yield from _wrapped(f"shard {shard.name[:8]}: {text(shard, shard.work)}", "  ", "    ")
+        yield from _wrapped(f"shard {shard.name[:8]}: {_job(shard, shard.work)}", "  ", "    ")
     if len(shards) > MOST_LISTED:
         yield f"  and {len(shards) - MOST_LISTED:,} more"
     yield ""
 
 
-def _running(shard: Shard, work: Work) -> str:
-    who, rows = work.holder, _committed(work, shard.records)
+def _job(shard: Shard, work: Work) -> str:
+    rows = f"{work.rows:,} of {counted(shard.records, 'record')} committed"
+    if shard.state == "begun":
+        return f"continues from batch {work.batches + 1:,}; {rows}"
+    who = work.holder
     if who.host is None:
         return f"an unknown process holds its lock; {rows}"
     device = " + ".join(who.devices or []) or "waiting for a device"
@@ -207,14 +205,6 @@ def _running(shard: Shard, work: Work) -> str:
     if shard.state == "unclear":
         text += "; its lock cannot be tested from here"
     return text
-
-
-def _begun(shard: Shard, work: Work) -> str:
-    return f"continues from batch {work.batches + 1:,}; {_committed(work, shard.records)}"
-
-
-def _committed(work: Work, num_records: int) -> str:
-    return f"{work.rows:,} of {counted(num_records, 'record')} committed"
 
 
 def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:

@@ -44,7 +44,6 @@ log = logging.getLogger("featuremill.top")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill top`; return the exit status."""
     run_folder: Path = arguments.run_folder
     runs = named(run_folder)
     if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
@@ -173,7 +172,6 @@ class _Screen:
                 self._console.print(line, markup=False)
 
     def show(self, now: ProjectState) -> None:
-        """Draw the screen again."""
         self._last = now
         picture = Group(
             screen.whole_screen(now, self._console.width), "", Text(screen.HINT, screen.QUIET)

@@ -133,7 +133,7 @@ class Project(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What has changed since files were written."""
+    """Changes since some files were written."""
 
     changes: Sequence[Change] = ()
     """Keys of the config."""
@@ -142,7 +142,6 @@ class Differences(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """In words; "" if there are none."""
         return in_words(self.changes) or ", ".join(self.others)
 
 
@@ -249,7 +248,7 @@ class Command(NamedTuple):
 
 
 class Step(Protocol):
-    """What the core calls. Importing a step must be cheap."""
+    """The attributes of a step. Importing a step must be cheap."""
 
     KEY: str
     """Its key of the config, and its folder in results/<run>/."""
@@ -284,8 +283,8 @@ class OptionalAttributes:
 
     @staticmethod
     def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:  # noqa: ARG004
-        """Return what to type to have proteins made of files of nucleotides, and the file of
-        these, for who gave the one where the other is read; None if it makes none."""
+        """Return the command that translates files of nucleotides, and the file of proteins that it
+        writes; None if the step does not translate. It is for an error message."""
         return None
 
 
@@ -304,25 +303,25 @@ class ChecksFiles(Protocol):
 
 @runtime_checkable
 class ChecksRecords(Protocol):
-    """A step that checks what it is given against the records, before any of these is computed."""
+    """A step that checks the planned records before any is computed."""
 
     def problems_of_records(self, section: Any, project: Project) -> Problems:
-        """Yield errors that show in the records' ids. All sets of features are planned:
-        `features.Planned` has the records of each."""
+        """Yield errors in the ids of records. All sets of features are planned: `features.Planned`
+        has the records of each."""
 
 
 @runtime_checkable
 class DrawsRecords(Protocol):
-    """A step that draws the map of records on each report, also where the config lacks its key."""
+    """A step that draws the map of records on each report, even if the config lacks its key."""
 
     def figure(self, shown: Any) -> Any:
-        """Return the map, a `kit.pages.Figure`, of what is shown, a `features.shown.Shown`."""
+        """Return the map, a `kit.pages.Figure`, of `shown`, a `features.shown.Shown`."""
 
 
 @runtime_checkable
 class MakesRecords(Protocol):
-    """A step before the features: these are computed from its files instead of the inputs, as
-    `translate` does; one that cuts proteins into domains, or leaves out near copies, is another."""
+    """A step that makes records from the inputs, such as `translate`. Features are then computed
+    from its files."""
 
     def records(self, section: Any, project: Project) -> Mapping[str, str]:
         """Return the files that sets of features may read, by kind of records. A set reads the kind

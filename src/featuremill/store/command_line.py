@@ -1,8 +1,5 @@
-"""The command that computes a run: the one that was typed last, and the one that continues it.
-
-Every message takes that command from here, so all of them show the same one. It is the run's last
-command without words that were for one time, such as a target or `--forcerun`.
-"""
+"""The command that continues a run, for all messages: the run's last command without targets and
+options for one call, such as `--forcerun`."""
 
 from __future__ import annotations
 
@@ -41,6 +38,7 @@ ONCE = FORCING | {
 """Snakemake's options for one call, which take values."""
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
 RERUNNING = {RERUN, "--ri"}
+DIRECTORY = {"--directory", "-d"}
 VARIABLE = re.compile(r"[A-Z_]+=")
 RESULTS, GPUS, DEVICES = OWN = ("--results", "--gpus", "--devices")
 """Options of `featuremill run` with a value that Snakemake does not get."""
@@ -58,25 +56,24 @@ NAMING_ONE = {
 
 
 def remember(words: Sequence[str]) -> None:
-    """Hand `words`, the typed command, to the Snakemake that replaces this process."""
+    """Pass the typed command to the Snakemake that replaces this process."""
     TYPED.set(f"{os.getpid()} {shlex.join(words)}")
 
 
 def command() -> str:
-    """Return the command that started this process. Only the main Snakemake has a typed one: its
-    jobs have their own arguments."""
+    """Return the command that started this process. The typed one is only for the main Snakemake;
+    its jobs inherit the variable and have other arguments."""
     process, _, words = TYPED.value().partition(" ")
     return words if process == str(os.getpid()) else shlex.join(["snakemake", *sys.argv[1:]])
 
 
 def results() -> str:
-    """Return the folder that `featuremill run --results` named for this Snakemake; "" without."""
+    """Return the folder of `featuremill run --results` of this Snakemake; "" without it."""
     return value_of({RESULTS}, shlex.split(command()))
 
 
 def this() -> str:
-    """Return the command that continues the run of this Snakemake, which no other workflow
-    imports."""
+    """Return the command that continues the run of this Snakemake, unless it is imported."""
     return whole(command())
 
 
@@ -88,10 +85,8 @@ def first(config: Path, folder: Path = Path()) -> str:
 
 
 def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
-    """Return the command that continues the run in `run_folder`, to be typed in this folder.
-
-    It forces the rules `forced`, which have the names of that workflow.
-    """
+    """Return the command that continues the run in `run_folder`, to be typed in this folder; it
+    forces the rules `forced`."""
     last = run_lock.read(run_folder)
     words = ["featuremill", "run", UNKNOWN]
     if last:
@@ -103,7 +98,7 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     if last is None:
         return command
     folder = os.path.normpath(run_lock.working_folder(run_folder) / last.folder)
-    if directory := _directory(words):
+    if directory := value_of(DIRECTORY, words):
         if Path(directory).is_absolute():
             return command
         # The command was typed in the folder from which `--directory` leads there.
@@ -113,18 +108,17 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
 
 
 def where_typed(command: str) -> str:
-    """Return the `command`, which is for the working folder of this Snakemake, for the folder in
+    """Return a `command` for the working folder of this Snakemake, to be typed in the folder in
     which Snakemake was started."""
-    directory = _directory(sys.argv[1:])
+    directory = value_of(DIRECTORY, sys.argv[1:])
     return f"cd {shlex.quote(directory)} && {command}" if directory else command
 
 
 def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     """Return the command `typed` for the complete run, without targets and options for one call.
 
-    Where another workflow imports this one, the targets are of that workflow and stay. After a
-    killed Snakemake it needs `--rerun-incomplete`; the profiles of featuremill have it. `rules` is
-    as in Owner.
+    If another workflow imports this one, targets are that workflow's and stay, and the command
+    needs `--rerun-incomplete`, which the profiles of featuremill have. `rules` is as in Owner.
     """
     words = shlex.split(typed)
     # Variables may be set before the program.
@@ -153,10 +147,6 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     if is_imported and not RERUNNING & set(kept):
         kept.insert(_end_of_options(kept), RERUN)
     return shlex.join(kept)
-
-
-def _directory(words: Sequence[str]) -> str:
-    return value_of({"--directory", "-d"}, words)
 
 
 def value_of(names: Collection[str], words: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""What jobs have delivered of a run whose results are shard by shard, in small JSON files.
+"""The files that `deliver` jobs write for results by shard, described in small JSON files.
 
 store/delivered/<key>/            the files of a shard's rows, undeclared: no rule removes them
-receipts/delivered/<number>.json  what a job delivered of its shards: an output of its rule
+receipts/delivered/<number>.json  the files of a job's shards, an output of its rule
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class DeliveredFile(Record):
     sha256: str
     mtime_ns: int
     folder: str = ""
-    """Its folder in the results, as in sample=a, if all its rows are of a sample."""
+    """Its folder in the results, such as sample=a, if all its rows are of one sample."""
 
 
 class DeliveredShard(JsonFile):
-    """What was delivered of a shard: what merge needs of its part and its records."""
+    """The files of a shard's rows, and facts about its part and its records for merge."""
 
     shard: str
     key: str
-    """The digest of all that its files are made of; their folder's name."""
+    """The digest of everything that determines the files, and the name of their folder."""
     part: str
     """The digest of its part."""
     values: str
@@ -59,16 +59,8 @@ class Delivered(JsonFile):
 
 
 def receipt_of(folder: Results, number: int) -> Path:
-    """Return the JSON file of the delivering job of this number."""
     return folder.root / "receipts" / FOLDER / f"{number:04d}.json"
 
 
 def folder_of(folder: Results, key: str) -> Path:
-    """Return the folder with the files of a shard."""
     return folder.store / FOLDER / key
-
-
-def index_beside(path: Path) -> Path:
-    """Return the index of the ids in the delivered file `path`: their hashes in ascending order,
-    and the row of each."""
-    return path.with_name(f"{path.name}.ids.npy")

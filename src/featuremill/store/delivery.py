@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from pydantic import ValidationError
+from typing import ClassVar, Self
 
 from featuremill.base.words import counted
 from featuremill.store.files import JsonFile, Number, Record
@@ -38,10 +35,10 @@ class Written(Record):
 
 
 class Exported(Written):
-    """The same of a file that `export` wrote, an entry of exports.json."""
+    """An entry of exports.json: a file that `export` wrote."""
 
     results: str = ""
-    """The sha256 of manifest.json of the results; empty in a file of an earlier featuremill."""
+    """The sha256 of the manifest.json of the exported results; "" in early files."""
 
 
 class Accounts(Record):
@@ -138,12 +135,3 @@ class Delivery(JsonFile):
             and (parts <= shards if self.partial else parts == shards)
             and all(getattr(self, key) == getattr(plan, key) for key in SAME)
         )
-
-
-def exported_of(value: Mapping[str, Any], results: str) -> dict[str, Exported]:
-    """Return the entries of exports.json that are of the `results`, by file name."""
-    exports = {}
-    for name, about in value.items():
-        with contextlib.suppress(ValidationError):
-            exports[name] = Exported.model_validate(about)
-    return {name: each for name, each in exports.items() if each.results in ("", results)}

@@ -1,7 +1,7 @@
-"""Whether the disk has space for a run's files: a run is refused before it computes anything.
+"""A check for free disk space, before anything is computed.
 
-Embeddings do not compress, so their shape gives their size. The free space is the file system's
-own figure, which mostly ignores quotas.
+Embeddings do not compress, so their shape gives their size. File systems report the free space, and
+most of them ignore quotas.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from featuremill.base.words import human_bytes
 from featuremill.store.formats import format_of, kind_of
 
 MARGIN = 1.05
-"""The free space has to be so many times the estimate: logs, receipts and reports come on top."""
+"""The factor for logs, receipts and reports."""
 BYTES_A_ROW = 64
-"""Bytes of a row of a part, or of merge's shuffle, without its values."""
+"""Bytes of a row of a part, or of the files in which merge sorts them, without its values."""
 ADVICE = (
     "free some, ask for fewer outputs, or have the run on a larger disk (the config's key results)"
 )
@@ -37,18 +37,17 @@ class Need(NamedTuple):
     """The folder that it is written to, which exists."""
     num_bytes: int
     num_files: int = 0
-    """0 where they are few."""
+    """0 for a few."""
 
 
 def stored_bytes(values: pa.Schema, num_rows: int, num_residues: int) -> int:
-    """Return the bytes of parts with so many rows, or of merge's shuffle of them."""
+    """Return the bytes of parts with so many rows, or of the files in which merge sorts them."""
     return expected_bytes(values, num_rows, num_residues) + BYTES_A_ROW * num_rows
 
 
 def needs_of_outputs(
     outputs: Iterable[str], values: pa.Schema, num_rows: int, num_residues: int, folder: Path
 ) -> list[Need]:
-    """Return about how much space each of the results in `folder` takes."""
     needs = []
     for name in outputs:
         format = format_of(name)
@@ -60,17 +59,13 @@ def needs_of_outputs(
 
 
 def described(needs: Iterable[Need]) -> str:
-    """Return the needs in words: "store/ 2.0 GB, embeddings.parquet 1.1 GB"."""
+    """Describe the needs: "store/ 2.0 GB, embeddings.parquet 1.1 GB"."""
     return ", ".join(f"{need.what} {human_bytes(need.num_bytes)}" for need in needs)
 
 
 def check(needs: Sequence[Need], run: Path) -> None:
-    """Refuse the run when a file system that it writes to has too little free space.
-
-    Raises:
-        UserError: with the needed and the free space, and what to do. It is a warning instead if
-            the user set `FEATUREMILL_WITHOUT_ROOM=1`.
-    """
+    """Raise UserError if a file system to which the run writes has too little free space; only warn
+    if FEATUREMILL_WITHOUT_ROOM is 1."""
     by_file_system: dict[int, list[Need]] = {}
     for need in needs:
         by_file_system.setdefault(need.folder.stat().st_dev, []).append(need)
@@ -88,7 +83,7 @@ def check(needs: Sequence[Need], run: Path) -> None:
 
 
 def _problem(needs: list[Need]) -> str:
-    """Return why the file system of `needs` cannot hold them; "" where it can."""
+    """Return why the file system of `needs` cannot hold them; "" if it can."""
     folder = needs[0].folder
     size, disk = sum(need.num_bytes for need in needs), shutil.disk_usage(folder)
     if disk.total and size * MARGIN > disk.free:  # some file systems in user space report 0

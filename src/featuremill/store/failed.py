@@ -1,7 +1,4 @@
-"""failed.tsv: the records of a run without values, each with its reason; its one reader.
-
-It also groups them by reason, each with what a user can do about it.
-"""
+"""failed.tsv: the records of a run without values, with their reasons, and grouped by reason."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from featuremill.base.text import clipped
 MOST_LISTED = 50
 """Most groups of records that are shown."""
 MOST_TOLD_APART = 1_000
-"""Most different reasons that are counted. A workload writes them; if one writes the sequence into
-each, they must not fill the memory."""
+"""Most different reasons that are counted: a workload may write the sequence into each."""
 MOST_EXAMPLES = 3
 MOST_DETAIL = 60
 
@@ -41,7 +37,7 @@ class Failure(NamedTuple):
 
     @property
     def whole_id(self) -> str:
-        """The id that no other record of the run has."""
+        """The id with the sample, which is unique in the run."""
         return "/".join([*filter(None, self[len(COLUMNS) :]), self.id])
 
 
@@ -53,8 +49,8 @@ def read(path: Path) -> Iterator[Failure]:
     """Yield the rows of the failed.tsv at `path`, one in memory at a time.
 
     Raises:
-        FileNotFoundError: when it is gone.
-        KeyError: when it lacks a column.
+        FileNotFoundError: it is gone.
+        KeyError: it lacks a column.
     """
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in tsv.read(file):
@@ -63,40 +59,39 @@ def read(path: Path) -> Iterator[Failure]:
 
 
 class Reason(NamedTuple):
-    """What all records of a group have in common."""
+    """The reason of a group of records."""
 
     status: str
     """failed or refused."""
     kind: str
-    """Its code in base/reasons.py, as retry takes it."""
+    """The name of the kind in base/reasons.py."""
     reason: str
-    """The text up to its first colon, which is equal for all records of the group."""
+    """The head: the text before the first colon."""
 
 
 class Example(NamedTuple):
-    """One record of a group, its texts cut to fit into a table."""
+    """A record of a group, with texts that are cut to fit into a table."""
 
     id: str
     where: str = ""
     detail: str = ""
-    """The text of the reason behind the colon; often empty."""
+    """The text of the reason after the first colon; often empty."""
 
 
 class Group(NamedTuple):
-    """All records that failed, or were refused, for one reason."""
+    """The records that failed, or were refused, for one reason."""
 
     status: str
     kind: str
     reason: str
     number: int
-    """Of records."""
     examples: Sequence[Example] = ()
     command: str | None = None
-    """The command that tries them again, where that makes sense."""
+    """The command that tries failed records again."""
     logs: str | None = None
-    """The command that finds their logs, where these have more."""
+    """The command that finds logs with details."""
     samples: Mapping[str, int] = MappingProxyType({})
-    """Records of each sample, the largest number first. For refused records it needs failed.tsv."""
+    """Number of records by sample, the largest first. For refused records it needs failed.tsv."""
 
     @property
     def remedy(self) -> str:

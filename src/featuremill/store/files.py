@@ -27,6 +27,9 @@ SEAL = "seal"
 """Key of a JSON file's own digest, which detects damaged numbers and names."""
 TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})")
 """The name of a temporary file or folder; `is_temporary` distinguishes it from others' files."""
+Identity = tuple[int, int, int] | None
+"""Size, modification time in ns and inode of a file, of which a write changes one; None for no
+file."""
 MOST_SYNCED = 1_000
 """A folder with more files is synced by one call for the machine, not file by file."""
 
@@ -52,8 +55,12 @@ def files_below(folder: Path) -> list[str]:
         OSError: it, or a folder in it, cannot be read.
         UserError: a name is not in UTF-8.
     """
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
     listed = []
-    for inside, folders, names in os.walk(folder, onerror=_raise):
+    for inside, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if name[0] != "."]
         paths = [Path(inside, name) for name in names if name[0] != "."]
         listed += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
@@ -61,10 +68,6 @@ def files_below(folder: Path) -> list[str]:
         if not name.isascii() and (shown := os.fsencode(name).decode("utf-8", "replace")) != name:
             raise UserError(f"{folder}: the name of {shown} in it is not in UTF-8; rename it.")
     return sorted(listed)
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
 
 
 def digest_at(path: Path, *others: Path, digest: Callable[[Path], str] = sha256_of) -> str:
@@ -90,6 +93,14 @@ def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def identity_of(path: Path) -> Identity:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
 def make_own_folder(folder: Path) -> None:
     """Make `folder` for this user, if it is not there, and check that no other user can put files
     into it: its parent may be open to all.
@@ -98,10 +109,10 @@ def make_own_folder(folder: Path) -> None:
         OSError: it is a link, or another user's, or open to others.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.lstat()  # another user's link may lead to a folder of this user
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+    status = folder.lstat()  # another user's link may lead to a folder of this user
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise OSError("it is a link, or belongs to another user")
-    if about.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise OSError("others may write into it; chmod 700 closes it")
 
 
@@ -118,7 +129,9 @@ def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
         yield temporary
         if is_synced:
             sync(temporary)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from the group
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp's 0600 would hide results from the group
         temporary.replace(path)
         if is_synced:
             sync(path.parent)
@@ -154,7 +167,7 @@ def temporary_file(path: Path) -> Path:
 
 
 def temporary_folder(path: Path) -> Path:
-    """The same of a folder."""
+    """Make an empty temporary folder beside `path` and return it, like `temporary_file`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.")
     return _certified(Path(new), path.name)
@@ -171,8 +184,8 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def remove_left(path: Path) -> None:
-    """Remove the temporary files and folders of killed processes that were to become `path`. The
-    caller has the only process that writes it."""
+    """Remove the temporary files and folders that killed processes left of `path`. No other process
+    may be writing it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if is_temporary(left):
             remove(left)
@@ -180,11 +193,7 @@ def remove_left(path: Path) -> None:
 
 def is_temporary(path: Path) -> bool:
     """Return whether `replacing`, `replacing_folder` or `scratch` made the file or folder at
-    `path`.
-
-    Its name holds a digest of its inode. No file of others has such a name, and a copy of it has
-    another inode.
-    """
+    `path`: its name has a digest of its inode, which no other file and no copy has."""
     named = TEMPORARY.fullmatch(path.name)
     try:
         return named is not None and named[2] == _mark(named[1], path.lstat().st_ino)
@@ -233,7 +242,7 @@ def sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `path`; None when it is not there or not valid."""
+    """Return the JSON object in the file `path`; None if the file is missing or invalid."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -248,12 +257,10 @@ def write_json(path: Path, value: Any, is_synced: bool = True) -> None:
 
 
 def as_text(value: Any) -> str:
-    """Return `value` as JSON that people can read."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON object `value` with a digest of itself."""
     return {**value, SEAL: seal_of(value)}
 
 
@@ -261,12 +268,6 @@ def seal_of(value: Mapping[str, Any]) -> str:
     """Return the digest of the JSON object `value` for its key SEAL."""
     canonical = json.dumps(value, sort_keys=True)
     return digest_of([canonical.encode()])
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 Number = int | float
@@ -298,9 +299,9 @@ class JsonFile(Record):
         """Return the content of the file `path`.
 
         Raises:
-            FileNotFoundError: when there is none.
-            IntegrityError: when it is not what was written.
-            UserError: when a newer featuremill wrote it.
+            FileNotFoundError: there is none.
+            IntegrityError: it is not what was written.
+            UserError: a newer featuremill wrote it.
         """
         content = cls._parsed(path)
         if content is None:
@@ -309,10 +310,10 @@ class JsonFile(Record):
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Return the content of the file `path`; None when it is not there or damaged.
+        """Return the content of the file `path`; None if it is missing or damaged.
 
         Raises:
-            UserError: when a newer featuremill wrote it.
+            UserError: a newer featuremill wrote it.
         """
         try:
             return cls._parsed(path)

@@ -1,8 +1,7 @@
-"""The result files: an output is a module with its `FORMAT` and its `Writer`.
+"""The result files: an output is a module with a `FORMAT` and a `Writer`.
 
-Packages, featuremill itself too, register them as entry points of the group `featuremill.outputs`.
-Importing such a module is cheap: only its `Writer` imports libraries. The config, plan's estimate,
-merge and all readers of results use these.
+Packages, including featuremill, register them as entry points of the group `featuremill.outputs`.
+Importing such a module is cheap: only its `Writer` imports libraries.
 """
 
 from __future__ import annotations
@@ -57,31 +56,30 @@ class Format(NamedTuple):
     bytes_a_record: int
     """About how many bytes a record takes without its values: id, header, and the format's own."""
     kind: Kind | None = None
-    """The kind of values that it holds and needs; None where it takes all kinds."""
+    """The kind of values that it holds and needs; None for all kinds."""
     columns: re.Pattern[str] | None = None
-    """What the name of every column has to match; None where it takes any."""
+    """A pattern that all names of columns must match; None for any names."""
     columns_like: str = ""
     """An example of such a name."""
     most_records: int | None = None
-    """For more records it is not sensible; None where there is no limit."""
+    """For more records it is not sensible; None for no limit."""
     why_not_more: str = ""
     is_folder: bool = False
     holds: tuple[str, ...] = ALL_FILES
     """Patterns of the files in such a folder that hold values. Size and sha256 are of these."""
     part_name: str = ""
-    """How the files of such a folder are called, as in part-{:05d}.parquet, where each can be
-    written by itself, by a `PartWriter` of the module. Then jobs may write them side by side, one a
-    shard: of a sheet of samples, in a folder `sample=<name>` of each."""
+    """The pattern of file names in such a folder, as in part-{:05d}.parquet, if the module has a
+    `PartWriter`. Then jobs may write the files in parallel, one for each shard (and sample, in a
+    folder `sample=<name>`)."""
     has_sidecar: bool = False
-    """Whether the attributes are in a file of their own, as the format has no place for them."""
+    """Whether the attributes are in a file of their own, because the format has none."""
     files_a_record: int = 0
     also_called: tuple[str, ...] = ()
-    """Other words and suffixes that people type for it; a message names it for them."""
+    """Other words and suffixes that people type for it; the error message suggests it."""
     times_as_large: float = 1.0
     """The size of its values in relation to binary numbers."""
     environment: Path | None = None
-    """The conda environment that `--sdm conda` makes for a merge that writes it; None where that of
-    featuremill is enough."""
+    """The conda environment (`--sdm conda`) of a merge that writes it; None for featuremill's."""
 
 
 @functools.cache
@@ -94,17 +92,9 @@ def names() -> list[str]:
     return [*dict.fromkeys([*for_any, *own, *entry_points.others(GROUP)])]
 
 
-def _meant(word: str) -> str:
-    """Return the output that a user who types `word` probably means; "" if none is likely."""
-    for name, _ in _named():
-        if word in format_of(name).also_called:
-            return name
-    return next(iter(difflib.get_close_matches(word, names(), 1)), "")
-
-
 @functools.cache
 def module_of(name: str) -> ModuleType:
-    """Return the output called `name`.
+    """Return the module of the output called `name`.
 
     Raises:
         UserError: there is none, or it is broken.
@@ -112,8 +102,10 @@ def module_of(name: str) -> ModuleType:
     point = entry_points.find(GROUP, name)
     if point is None:
         known = ", ".join(f"`{known}`" for known in names())
-        meant = _meant(name.lower().lstrip("."))
-        hint = f"; you may mean `{meant}`" if meant else ""
+        word = name.lower().lstrip(".")
+        meant = [other for other, _ in _named() if word in format_of(other).also_called]
+        meant += difflib.get_close_matches(word, names(), 1)
+        hint = f"; you may mean `{meant[0]}`" if meant else ""
         raise UserError(f"give one of {known}, not {name!r}{hint}.")
     try:
         module = import_module(point.module)
@@ -139,7 +131,6 @@ def module_of(name: str) -> ModuleType:
 
 
 def _who(name: str) -> str:
-    """Return the output called `name` and its package, in words."""
     point = entry_points.find(GROUP, name)
     assert point
     return f"output {name} of package {point.dist.name if point.dist else point.value}"
@@ -147,8 +138,8 @@ def _who(name: str) -> str:
 
 @contextlib.contextmanager
 def errors_of(name: str, what: str) -> Iterator[None]:
-    """Attribute what the output called `name` raises in `what` to its package, if that is another
-    one."""
+    """Attribute exceptions of the output called `name` in `what` to its package, if that is not
+    featuremill."""
     try:
         yield
     except (UserError, WorkloadError, IntegrityError, OSError, MemoryError):
@@ -162,11 +153,7 @@ def errors_of(name: str, what: str) -> Iterator[None]:
 
 
 def format_of(name: str) -> Format:
-    """Return the format of the output called `name`.
-
-    Raises:
-        UserError: as `module_of` does.
-    """
+    """Return the format of the output called `name`; raise UserError as `module_of` does."""
     format: Format = module_of(name).FORMAT
     return format
 
@@ -178,7 +165,7 @@ def files() -> dict[str, str]:
 
 
 def _named() -> Iterator[tuple[str, str]]:
-    """Yield each output with its file; each is imported when it is yielded."""
+    """Yield the name and the file of each output; an output is imported only when it is reached."""
     for name in names():
         try:
             yield name, format_of(name).file
@@ -188,7 +175,7 @@ def _named() -> Iterator[tuple[str, str]]:
 
 
 def outputs_of(files: Iterable[str]) -> dict[str, str]:
-    """Return the output that each of the result `files` is of, by file, in the order of outputs."""
+    """Return the output of each of the result `files`, by file, in the order of `names`."""
     sought, outputs = set(files), dict[str, str]()
     for name, file in _named() if sought else ():
         if file in sought:
@@ -254,10 +241,10 @@ def refuse_outputs(outputs: Iterable[str], values: pa.Schema) -> None:
                 f"{others[0]!r}; drop it."
             )
         if format.kind and format.kind not in kinds.values():
-            there = ", ".join(f"{name} ({KINDS[kind]})" for name, kind in kinds.items())
+            kinds_here = ", ".join(f"{name} ({KINDS[kind]})" for name, kind in kinds.items())
             raise UserError(
                 f"outputs: {output} holds {KINDS[format.kind]}, and the workload delivers none: "
-                f"only {there}; drop it, or set outputs: [parquet]."
+                f"only {kinds_here}; drop it, or set outputs: [parquet]."
             )
         if check := getattr(module_of(output).Writer, "check", None):
             check(values)
@@ -269,13 +256,13 @@ def sidecar_of(file: str) -> str:
 
 
 def index_of(file: str) -> str:
-    """Return the name of the index of ids of the result `file`, where its rows are in the order of
-    shards."""
+    """Return the name of the index of the ids in `file`, whose rows are in the order of shards: the
+    hashes of the ids in ascending order, and the row of each."""
     return f"{file}.ids.npy"
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a result, of a folder without those beside it."""
+    """Return the files of a result: the file, or those in the folder except `BESIDE`."""
     if not path.is_dir():
         return [path]
     output = outputs_of([path.name]).get(path.name)
@@ -285,16 +272,12 @@ def files_of(path: Path) -> list[Path]:
 
 
 def bytes_of(path: Path) -> int:
-    """Return the size of a result, as manifest.json has it."""
     return sum(file.stat().st_size for file in files_of(path))
 
 
 def digest_of_result(path: Path, sha256_by_name: Mapping[str, str] | None = None) -> str:
-    """Return the sha256 of a result, as manifest.json has it; what is known of its files is taken
-    from `sha256_by_name`.
-
-    Of a folder it is the digest of what `sha256sum part-*` (or of all `.pt` files, sorted) prints.
-    """
+    """Return the sha256 of a result, as in manifest.json; `sha256_by_name` are known ones of its
+    files. That of a folder is the digest of the output of `sha256sum` for its sorted files."""
     known = sha256_by_name or {}
     if not path.is_dir():
         return known.get("") or sha256_of(path)

@@ -1,9 +1,8 @@
-"""The journal of one part: batches of rows on disk, and a log of those that count.
+"""The journal of one part: batches of rows on disk, and a log of the committed ones.
 
-The data file holds Arrow stream bytes (schema, then record batches) and becomes the part by a
-rename. Arrow reads a file that was cut at a batch border, or that ends with zeros, without an
-error. So the log decides: a batch counts when its `commit` line is there and the hash of its bytes
-agrees. The log:
+The data file is an Arrow stream (schema, then record batches) and becomes the part by a rename.
+Arrow reads a file that was cut between two batches, or that ends with zeros, without an error. So
+the log decides: a batch is valid if it has a `commit` line with the hash of its bytes. The log:
 
     featuremill-journal 1 <batch_cost>     the budget of a batch
     begin <row>,<row>,…                    rows of the shard that are prepared for the device now
@@ -126,7 +125,12 @@ class Journal:
         else:
             self._data.truncate(0)
             self._write(schema.serialize().to_pybytes())
-        self._start_log(commits, state.strikes if state else [])
+        lines = [f"{MAGIC} {self.batch_cost}"]
+        lines += [f"commit {end} {digest} {num_rows}" for end, digest, num_rows in commits]
+        lines += [f"strike {joined(rows)}" for rows in (state.strikes if state else ())]
+        new = self.log_path.with_suffix(".log.new")
+        new.write_text("\n".join(lines) + "\n", "ascii")
+        new.replace(self.log_path)
         self._log = self.log_path.open("ab")
         self._log_lock = threading.Lock()
         self._synced = time.monotonic()
@@ -164,20 +168,12 @@ class Journal:
                 counted.append(commit._replace(num_rows=batch.num_rows))
         return counted
 
-    def _start_log(self, commits: list[Commit], strikes: list[tuple[int, ...]]) -> None:
-        lines = [f"{MAGIC} {self.batch_cost}"]
-        lines += [f"commit {end} {digest} {num_rows}" for end, digest, num_rows in commits]
-        lines += [f"strike {joined(rows)}" for rows in strikes]
-        new = self.log_path.with_suffix(".log.new")
-        new.write_text("\n".join(lines) + "\n", "ascii")
-        new.replace(self.log_path)
-
     def begin(self, rows: Iterable[int]) -> None:
-        """Note that these rows of the shard are prepared now and go to the device then."""
+        """Log that these rows of the shard are going to be prepared and computed."""
         self._write_log(f"begin {joined(rows)}")
 
     def abort(self) -> None:
-        """Note that rows in flight have failed, and that none is in flight any more."""
+        """Log that rows in flight have failed, so that none is in flight any more."""
         self._write_log("abort")
 
     def commit(self, batch: pa.RecordBatch) -> None:

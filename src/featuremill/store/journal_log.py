@@ -18,18 +18,17 @@ MAGIC = "featuremill-journal 1"
 
 
 class Commit(NamedTuple):
-    """A batch that counts."""
+    """A committed batch."""
 
     end: int
-    """Its end in the data file."""
+    """The offset of its end in the data file."""
     digest: str
     """The xxh3-64 of its bytes."""
     num_rows: int
 
 
 class LogState(NamedTuple):
-    """The content of a log: the budget, the committed batches, the strikes, and all rows in
-    flight."""
+    """The content of a log."""
 
     batch_cost: int
     commits: list[Commit]
@@ -102,20 +101,15 @@ def num_rows_in(path: Path) -> int:
 
 
 def add_strike(log_path: Path, rows: Iterable[int]) -> None:
-    """Note in a closed journal's log that a worker died with `rows` in flight."""
+    """Append to a closed journal's log that a worker died with `rows` in flight."""
     with log_path.open("ab") as log:  # a killed writer may have left half a line
         log.write(f"\nstrike {joined(rows)}\n".encode("ascii"))
         log.flush()
         os.fsync(log.fileno())
 
 
-def remove(path: Path) -> None:
-    """Remove the log of a finished journal, whose data file has become a part."""
-    path.with_suffix(".log").unlink(missing_ok=True)
-
-
 def digest_of_file(path: Path) -> str:
-    """Return the digest that `Journal.finish` gave for the file, computed from the disk."""
+    """Return the digest of the file, as `Journal.finish` computes it."""
     state = xxhash.xxh3_128()
     with path.open("rb") as handle:
         while block := handle.read(4 * 2**20):

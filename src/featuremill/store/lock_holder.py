@@ -1,7 +1,7 @@
-"""The holder of a lock file: it writes its process into the file, for people.
+"""The holder of a lock file, which describes itself in the file, for people.
 
-Each line is a JSON object; keys of later lines are added or replace earlier ones. The content is
-valid only while the lock is held.
+Each line is a JSON object, whose keys are added to those of earlier lines or replace them. The
+content is valid only while the lock is held.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def recorded(lock: int) -> Iterator[None]:
-    """During the block, the held lock file with the descriptor `lock` names this process."""
+    """Describe this process in a held lock file, with the descriptor `lock`, during the block."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)
@@ -33,7 +33,7 @@ def recorded(lock: int) -> Iterator[None]:
 
 
 def say(lock: int, **facts: Any) -> None:
-    """Add `facts` to the held lock file. It is no error if they cannot be written."""
+    """Add `facts` to the held lock file; errors are ignored."""
     with contextlib.suppress(OSError):
         os.write(lock, json.dumps(facts).encode() + b"\n")
 
@@ -50,10 +50,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a process holds the lock file `path`; None where there are no locks.
-
-    A free lock is taken, shared, for an instant: a process that does not wait for it must retry.
-    """
+    """Return whether a process holds the lock file `path`; None if the file system has no locks. A
+    free lock is taken (shared) for an instant, so `base.locking.claimed` retries."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
-"""Which files featuremill wrote, and so may remove or replace. All other files are kept.
+"""The files that featuremill wrote, and so may remove or replace. All other files are kept.
 
 Each folder with results has a record (`formats.RECORD`) with a line for each file: its name, its
-sha256, and its size, times and inode when it was written. A file that still has these was not
-changed: no program can set a ctime back. Otherwise, as after a copy, the digest decides. Another
-file in the place of a result is moved aside. If a line is lost, a file of featuremill is moved
-aside, too.
+sha256, and its looks (size, modification time, ctime and inode) when it was written. A file with
+the same looks was not changed: no program can set a ctime. For other looks, as after a copy, the
+digest decides. Any other file with the name of a result is moved aside. If a line is lost, a file
+of featuremill is moved aside, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger("featuremill.files")
 
 def is_ours(path: Path) -> bool:
     """Return whether featuremill wrote the file, or all files of the folder, at `path`, and none
-    was changed."""
+    was changed: a record has it, or it is JSON with a valid seal."""
     if path.is_symlink() or not path.exists():
         return False
     if path.is_dir():
@@ -61,9 +61,10 @@ def is_ours(path: Path) -> bool:
         return bool(inside) and all(_is_ours(file, read) for file in inside)
     if not path.is_file():
         return False
-    if is_in_temporary(path):
+    if is_in_temporary(path) or _is_ours(path):
         return True
-    return _is_ours(path) or _is_sealed(path)
+    value = read_json(path) if path.suffix == ".json" else None
+    return value is not None and value.pop(SEAL, None) == seal_of(value)
 
 
 def contents(folder: Path) -> list[Path]:
@@ -83,7 +84,7 @@ def is_beside(name: str) -> bool:
 
 
 def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> None:
-    """Move what is at `path` aside unless featuremill wrote it, so that it can be replaced.
+    """Move the file or folder at `path` aside unless featuremill wrote it.
 
     A file that the user named (`is_named`) and that featuremill never wrote stays, to be replaced.
 
@@ -111,8 +112,8 @@ def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> N
 
 @contextlib.contextmanager
 def keeping_old(path: Path, say: Say = log.warning) -> Iterator[Path]:
-    """Yield a file to write that then gets the name `path`; an older one with other bytes is moved
-    aside, also one that featuremill wrote. Nothing is recorded: this is for folders of users."""
+    """Yield a temporary path, which becomes the file `path`. An older file with other bytes is
+    moved aside, even if featuremill wrote it. Nothing is recorded: this is for a user's folder."""
     with replacing(path) as new:
         yield new
         if path.is_file() and path.read_bytes() != new.read_bytes():
@@ -122,7 +123,7 @@ def keeping_old(path: Path, say: Say = log.warning) -> Iterator[Path]:
 
 
 def vacate(path: Path, say: Say = log.warning) -> None:
-    """Remove what is at `path` if featuremill wrote it; otherwise move it aside."""
+    """Remove the file or folder at `path` if featuremill wrote it; otherwise move it aside."""
     give_way(path, say)
     remove(path)
 
@@ -133,10 +134,10 @@ def discard(path: Path, say: Say = log.warning) -> None:
         remove(path)
     elif path.is_dir() and not path.is_symlink():
         inside = contents(path)
-        mine = [file for file in inside if is_ours(file)]
-        for file in mine:
+        ours = [file for file in inside if is_ours(file)]
+        for file in ours:
             file.unlink()
-        if len(mine) == len(inside):
+        if len(ours) == len(inside):
             remove(path)
         else:
             for folder, _, _ in os.walk(path, topdown=False):
@@ -165,10 +166,10 @@ def delivering(
     with replacing(path, is_synced) as temporary:
         yield temporary
         sha256 = digest(temporary)
-        if is_synced:  # before `give_way`: it may take minutes, in which a file may be saved
+        if is_synced:  # before `give_way`: a sync may take minutes, and a user may save a file
             sync(temporary)
         give_way(path, is_named=is_named)
-        # A kill may follow the new name at once.
+        # Recorded before the rename: the process may be killed after it.
         _append(path.parent, [_line(path.name, sha256, temporary)])
     _append(path.parent, [_line(path.name, sha256, path)])
 
@@ -219,10 +220,11 @@ def latest(path: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
-    """Record the looks of the file at `path` after the block, which only changes its times.
+    """Record the looks of the file at `path` after the block, in which Snakemake sets its times at
+    the end of a job.
 
-    This is the end of a job; `before` is the `latest` line when that began. If the job recorded
-    nothing, featuremill wrote the file. If it recorded other looks, a person changed the file.
+    `before` is the `latest` line at the start of the job. If the job recorded nothing, featuremill
+    wrote the file. If it recorded other looks, a person changed the file.
     """
     stamp = looks(path) if path.is_file() else None
     same = [line for line in _lines(path) if line["seen"] == stamp]
@@ -240,7 +242,7 @@ def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
 @contextlib.contextmanager
 def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
     """Record in `folder` the looks of the file at `path` after the block, which removes another
-    name of the file."""
+    hard link to it."""
     seen = looks(path) if path else None
     same = [line for line in _lines(path) if line["seen"] == seen] if path else []
     yield
@@ -249,8 +251,8 @@ def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
 
 
 def is_latest(path: Path) -> bool:
-    """Return whether the file at `path` has the bytes that featuremill wrote last, and is no older
-    copy: by the last line of a record."""
+    """Return whether the file at `path` has the bytes that featuremill wrote last, and not those of
+    an older copy."""
     if path.is_symlink() or not path.is_file():
         return False
     last = [lines[-1] for lines in _lines_of_records(path) if lines]
@@ -273,12 +275,6 @@ def _is_as_in(lines: list[dict[str, Any]], path: Path) -> bool:
     return bool(digests) and sha256_of(path) in digests
 
 
-def _is_sealed(path: Path) -> bool:
-    """Return whether a JSON file has a valid seal, the digest of its content."""
-    value = read_json(path) if path.suffix == ".json" else None
-    return value is not None and value.pop(SEAL, None) == seal_of(value)
-
-
 def _lines(path: Path, read: Callable[[Path], Lines] | None = None) -> list[dict[str, Any]]:
     """Return the lines of the records about the file at `path`, the latest last."""
     return [*itertools.chain.from_iterable(_lines_of_records(path, read))]
@@ -287,7 +283,7 @@ def _lines(path: Path, read: Callable[[Path], Lines] | None = None) -> list[dict
 def _lines_of_records(
     path: Path, read: Callable[[Path], Lines] | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the same lines of each record."""
+    """Yield, for each record, its lines about the file at `path`."""
     parts = path.absolute().parts
     for depth in range(len(parts) - 1, max(0, len(parts) - 1 - MOST_ABOVE), -1):
         record = Path(*parts[:depth], formats.RECORD)
@@ -295,7 +291,7 @@ def _lines_of_records(
 
 
 _known: dict[Path, tuple[list[int], Lines]] = {}
-"""The lines of records, and their looks when they were read: a record may be long."""
+"""A cache: the lines of records, and the looks of the records when they were read."""
 
 
 def _read(record: Path) -> Lines:
@@ -304,7 +300,7 @@ def _read(record: Path) -> Lines:
         if (known := _known.get(record)) and known[0] == stamp:
             return known[1]
         text = record.read_text("utf-8", "replace")
-    except OSError:  # there is none
+    except OSError:
         return {}
     lines: Lines = {}
     for line in text.splitlines():
@@ -317,8 +313,7 @@ def _read(record: Path) -> Lines:
 
 
 def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """Append lines to the record of `folder`. If the disk is full they are lost, which loses no
-    file."""
+    """Append lines to the record of `folder`. On a full disk they are lost, but no file is."""
     if is_temporary(folder.parent):  # recorded as a whole later
         return
     record = folder / formats.RECORD
@@ -345,8 +340,8 @@ def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[di
 def looks(path: Path, follows: bool = False) -> list[int]:
     """Return size, modification time, ctime and inode of a file. Each write changes the ctime, and
     no program can set it."""
-    about = path.stat(follow_symlinks=follows)
-    return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    status = path.stat(follow_symlinks=follows)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _aside(path: Path) -> Path:

@@ -1,9 +1,7 @@
 """Shards and their parts on disk: Arrow files of (sha256, payload) and of values.
 
-A shard is immutable and sorted by sha256. A part is checked against its receipt.
-
-A part has its rows in the order of batches, a shard in the order of sha256. So the n-th row of the
-shard is the n-th of the part's sha256 column after sorting.
+A shard is immutable and sorted by sha256. A part is checked against its receipt. Its rows are in
+the order of batches: the n-th row of the shard is the n-th of the part after sorting by sha256.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import pyarrow as pa
 from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.store import command_line, shared
+from featuremill.store import command_line, files, shared
 from featuremill.store.files import digest_of, replacing
 from featuremill.store.journal import COLUMNS
 from featuremill.store.journal_log import digest_of_file
@@ -35,7 +33,7 @@ def read_shard(path: Path) -> pa.Table:
     """Return the shard's table, memory-mapped.
 
     Raises:
-        pa.ArrowInvalid: when its bytes are no shard.
+        pa.ArrowInvalid: its bytes are no shard.
     """
     try:
         with pa.memory_map(str(path)) as source:
@@ -62,7 +60,7 @@ def read_verified(path: Path) -> pa.Table:
     """Return the shard's table after a check of its name, digests and payloads.
 
     Raises:
-        IntegrityError: when they do not agree; the file is then set aside.
+        IntegrityError: they do not agree; the file is then set aside.
     """
     try:
         table = read_shard(path)
@@ -113,7 +111,7 @@ class Part(NamedTuple):
             yield from pa.ipc.open_stream(source)
 
     def row_numbers(self) -> npt.NDArray[np.int64]:
-        """Return, for each row of the shard, its row in the part."""
+        """Return the row in the part of each row of the shard."""
         return order_of(self.columns()[0])
 
     def columns(self) -> tuple[Digests, pa.Array]:
@@ -121,7 +119,6 @@ class Part(NamedTuple):
         return read_columns(self.path)
 
     def has_wrong_row(self) -> IntegrityError:
-        """Return the error that a row is not that of its record."""
         return IntegrityError(
             f"{self.path}: a row of this part is not that of its record; please report this. To "
             "have the part computed anew, delete it and run the same command again."
@@ -131,8 +128,7 @@ class Part(NamedTuple):
 def open_source(
     folder: Results, plan: Plan, source: PlannedShard, only_look: bool = False
 ) -> Part | None:
-    """Return the part of a source of `plan`, its own or that of a store, as `open_part` and
-    `open_taken` do."""
+    """Return the part of a source of `plan`, by `open_part` or `open_taken`."""
     if isinstance(source, SharedPart):
         return open_taken(folder, plan, source, only_look)
     return open_part(folder, plan, source, only_look)
@@ -192,7 +188,7 @@ def open_taken(folder: Results, plan: Plan, entry: SharedPart, only_look: bool =
             and plan.json removed, so that the next run does not use it.
     """
     path = Path(entry.path)
-    before = shared.identity_of(path)
+    before = files.identity_of(path)
     try:
         receipt = Receipt.find(path.with_suffix(".json"))
         part = checked(path, [receipt] if receipt else [], entry.records)
@@ -213,12 +209,12 @@ def refuse_taken(folder: Results, part: Part, only_look: bool = False) -> Integr
     as in `open_taken`."""
     problem = _damaged(part.path, OTHER_COLUMNS)
     if not only_look:
-        _do_without(folder, part.path, shared.identity_of(part.path), problem)
+        _do_without(folder, part.path, files.identity_of(part.path), problem)
     return problem
 
 
 def _do_without(
-    folder: Results, path: Path, identity: shared.Identity, problem: IntegrityError
+    folder: Results, path: Path, identity: files.Identity, problem: IntegrityError
 ) -> None:
     """Note that a part of a store cannot be used, and have Snakemake plan again."""
     shared.note_unusable(folder, {str(path): (identity, str(problem).rpartition("; ")[0])})
@@ -254,7 +250,6 @@ def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
 
 
 def other_columns(path: Path) -> IntegrityError:
-    """Return the error that the part at `path` has other columns than the run's other parts."""
     return IntegrityError(
         f"{path}: its columns are not those of the other parts; raise the workload's VERSION, and "
         "run the same command again."
@@ -262,7 +257,6 @@ def other_columns(path: Path) -> IntegrityError:
 
 
 def columns_of(path: Path) -> pa.Schema:
-    """Return the values' columns of the part at `path`."""
     with pa.OSFile(str(path)) as source:
         return pa.schema(list(pa.ipc.open_stream(source).schema)[NUM_CORE_COLUMNS:])
 
@@ -272,10 +266,10 @@ def _damaged(path: Path, problem: str) -> IntegrityError:
 
 
 def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return the numbers of the shard's rows that failed, by the part `path`, and their reasons.
+    """Return the failed rows of the shard, by their numbers, and the reasons in the part `path`.
 
     Raises:
-        pa.ArrowInvalid: when its bytes are no part.
+        pa.ArrowInvalid: its bytes are no part.
     """
     import pyarrow.compute as pc  # here: a worker reads its shard, and starts faster without
 
@@ -298,7 +292,7 @@ def read_columns(path: Path) -> tuple[Digests, pa.Array]:
     """Return each row's sha256 and its reason (null if it did not fail) of the part at `path`.
 
     Raises:
-        pa.ArrowInvalid: when its bytes are no part.
+        pa.ArrowInvalid: its bytes are no part.
     """
     with pa.memory_map(str(path)) as source:
         batches = list(pa.ipc.open_stream(source))

@@ -15,13 +15,13 @@ SHARDS_A_SLOT = 2
 
 
 class Settings(Record):
-    """All that determines a run's values; their digest is the recipe."""
+    """The settings that determine the values of a run; their digest is the recipe."""
 
     workload: str
     version: str
-    """Of the workload."""
+    """The workload's VERSION."""
     options: dict[str, Any]
-    """The workload's settled options, without those of `Plan.execution`."""
+    """The workload's resolved options, without those of `Plan.execution`."""
     weights_sha256: str | None
     files: dict[str, str] = {}
     """The sha256 of the file or folder that an option names, by option."""
@@ -29,8 +29,8 @@ class Settings(Record):
     """The core's version; plans of the first version do not have it."""
 
     def other_versions(self, workload_version: str | None, engine_version: int | None) -> str:
-        """Return how versions differ from the planned ones, in words; "" where they agree, or are
-        None, as in early receipts."""
+        """Describe how versions differ from the planned ones; "" if they agree, or are None, as in
+        early receipts."""
         compared = (
             (f"workload {self.workload}", self.version, workload_version),
             ("featuremill's engine", self.engine, engine_version),
@@ -57,7 +57,7 @@ class Counts(Record):
     duplicate: int
     planned: int
     unique: int
-    """Payloads to compute, with those that only an earlier input had in shards that stay."""
+    """Payloads to compute. Kept shards may have some that only an earlier input had."""
 
 
 class Lengths(Record):
@@ -66,9 +66,9 @@ class Lengths(Record):
     total: int
     longest: int
     costliest: int = 0
-    """The highest cost of one, in the workload's COST_UNIT; early plans do not have it."""
+    """The highest cost of a record, in the workload's COST_UNIT; early plans do not have it."""
     unit: str = "residues"
-    """What is counted; not written for proteins."""
+    """The unit of the other lengths; not written for proteins."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
@@ -78,10 +78,10 @@ class PlannedShard:
     shard: str
     records: int
     wanted: int
-    """Records that the input has; an edit of it may have left others in the shard."""
+    """Records that the input has; after an edit of it, the shard may have others, too."""
     cost: int
     bytes: int
-    """Of the shard's file."""
+    """The size of the shard's file."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
@@ -102,29 +102,26 @@ class Plan(JsonFile):
     execution: dict[str, Any] = {}
     """Options that do not determine the values, such as paths of files."""
     asked: dict[str, Any] = {}
-    """The options that do, as the config has them, with "auto" where that stands there; early plans
-    do not have it."""
+    """The options that do, as in the config, unresolved; early plans do not have it."""
     device: Literal["auto", "cuda", "cpu"]
-    """As the config has it."""
     gpus: int = 1
     """Devices that share one model."""
     slots: int = 1
-    """Parallel jobs for which shards without computed records were cut."""
+    """Number of parallel jobs for which the shards were cut."""
     weights: str | None
-    """The weights' JSON file, as seen from the config's folder."""
+    """The path of weights/<name>.json."""
     inputs: list[Input]
     counts: Counts
     notes: dict[str, int] = {}
-    """How many records were changed, by what was changed."""
+    """Number of changed records, by the description of the change."""
     refusals: dict[str, int] = {}
     lengths: Lengths
     records_sha256: str
     shards: list[PlannedShard]
-    """The shards that the run computes."""
     store: list[str] = []
-    """Folders of stores: all are read, and the first is written; not written without a store."""
+    """Folders of shared stores: all are read, and the first is written."""
     taken: list[SharedPart] = []
-    """The parts that the run takes from them."""
+    """The parts that the run takes from stores."""
 
     @property
     def sources(self) -> list[PlannedShard]:
@@ -142,8 +139,7 @@ class Plan(JsonFile):
         return sum(source.cost for source in self.sources)
 
     def too_few(self, num_left: int) -> str:
-        """Return a sentence if the `num_left` shards to compute are too few for the slots; "" if
-        not."""
+        """Return a warning if the `num_left` shards to compute are too few for the slots, or ""."""
         if self.slots == 1 or not 0 < num_left < SHARDS_A_SLOT * self.slots:
             return ""
         slots = (

@@ -29,13 +29,12 @@ class UsedDevice(Record):
 
 
 class Usage(Record):
-    """A summary of a job's samples; None where no sample has the value. Of several devices: the
+    """A summary of a job's samples; None if no sample has the value. Of several devices: the
     mean of utilisation, the largest memory and temperature, the sum of watts and joules."""
 
     samples: int = 0
     attempts: int = 1
     energy_j: Number | None = None
-    """Of all attempts."""
     utilisation_percent: Number | None = None
     memory_mb: Number | None = None
     power_w: Number | None = None
@@ -67,7 +66,6 @@ class Receipt(JsonFile):
     cost: int
     payload_bytes: int = 0
     batch_cost: int | None = None
-    """The budget of a batch."""
     seconds: dict[str, Number]
     """start, load, compute (with prepare, run, write), wait, total; see docs/formats.md."""
     load_seconds: dict[str, Number] = {}
@@ -104,8 +102,7 @@ class Receipt(JsonFile):
 
     @property
     def own_energy_j(self) -> Number | None:
-        """The joules of the part's GPUs for it; None where they are unknown, or of a GPU that
-        others used too."""
+        """The joules of the job's GPUs; None if unknown, or if others used the GPUs, too."""
         usage = self.telemetry
         return None if "energy_j" in usage.of_whole_gpu else usage.energy_j
 
@@ -116,11 +113,10 @@ class Receipt(JsonFile):
 
     @property
     def startup_seconds(self) -> float:
-        """How much of that was before the first batch and after the last commit."""
+        """The part of `working_seconds` before the first batch and after the last commit."""
         return max(0.0, self.working_seconds - self.seconds.get("compute", 0.0))
 
     def counts(self, num_rows: int, num_failed: int) -> bool:
-        """Return whether it lists so many rows, and so many of them as failed."""
         return (self.rows, self.ok, self.failed) == (num_rows, num_rows - num_failed, num_failed)
 
 

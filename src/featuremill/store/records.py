@@ -102,10 +102,10 @@ def shard_numbers(
     rows: pa.Table | pa.RecordBatch, shards: pa.Array, path: Path
 ) -> npt.NDArray[np.int64]:
     """Return the index in `shards`, names, of the shard of each of the `rows` of records.parquet at
-    `path`; -1 where it has none.
+    `path`; -1 for none.
 
     Raises:
-        IntegrityError: when there is another one.
+        IntegrityError: a row names a shard that is not among `shards`.
     """
     names = rows["shard"]
     chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
@@ -120,9 +120,9 @@ def shard_numbers(
 
 def read_records(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield these columns of the records.parquet at `path`, `READ_ROWS` rows at a time, in input
-    order; keys of ids are empty where the run has no sheet."""
-    there = pq.read_schema(path).names
+    order; keys of ids are empty if the run has no sheet."""
+    existing = pq.read_schema(path).names
     with pq.ParquetFile(path, buffer_size=2**20) as file:
-        wanted = [name for name in columns if name in there or name not in KEYS]
+        wanted = [name for name in columns if name in existing or name not in KEYS]
         for batch in file.iter_batches(READ_ROWS, columns=wanted):
             yield with_keys(batch).select(list(columns))

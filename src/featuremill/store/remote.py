@@ -21,34 +21,42 @@ import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import shared
+from featuremill.store.files import digest_of
 from featuremill.store.parts import OTHER_COLUMNS, checked
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt
 from featuremill.store.shared_index import Level, opened
 
 SILENT_SECONDS = 60.0
-"""How long a web server may send nothing until the connection counts as broken."""
+"""Seconds without data after which a connection counts as broken."""
 PAUSES = (1.0, 4.0)
-"""Seconds to wait before a file is asked for again after the connection broke."""
+"""Seconds to wait before each retry of a broken connection."""
 CLOSED = (401, 403, 410)
-"""Status codes of HTTP for a file that the server does not give to this user."""
+"""HTTP status codes for a file that this user may not read."""
 NOT_REMOTE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of the disk that is written."""
 PACKAGES = {"http": "'featuremill[remote]'", "https": "'featuremill[remote]'", "s3": "s3fs"}
-"""What pip has to install for the addresses of each protocol."""
+"""The package for pip to install, by protocol."""
 log = logging.getLogger("featuremill.store")
 
 
 def shelves(url: str, recipe: str) -> list[RemoteShelf]:
-    """Return where the store at `url` may have parts of `recipe`.
+    """Return the folder for `recipe` of each publisher in the store at `url`.
 
     Raises:
-        UserError: when the store cannot be read, or has no folders.
+        UserError: the store cannot be read, or has no folders.
     """
     try:
         import fsspec
 
-        files, root = fsspec.core.url_to_fs(url, **_limits(url))
+        options: dict[str, Any] = {}
+        if url.startswith("http"):
+            import aiohttp
+
+            seconds = SILENT_SECONDS
+            limits = aiohttp.ClientTimeout(None, sock_connect=seconds, sock_read=seconds)
+            options = {"client_kwargs": {"timeout": limits}}
+        files, root = fsspec.core.url_to_fs(url, **options)
         files.invalidate_cache()  # some protocols keep what they listed before
     except ImportError as error:
         package = PACKAGES.get(url.partition("://")[0])
@@ -66,17 +74,8 @@ def shelves(url: str, recipe: str) -> list[RemoteShelf]:
     return [store.below(name).below(recipe) for name in publishers]
 
 
-def _limits(url: str) -> dict[str, Any]:
-    if not url.startswith("http"):
-        return {}
-    import aiohttp
-
-    limits = aiohttp.ClientTimeout(None, sock_connect=SILENT_SECONDS, sock_read=SILENT_SECONDS)
-    return {"client_kwargs": {"timeout": limits}}
-
-
 class RemoteShelf(NamedTuple):
-    """A folder of a remote store; mostly that of one publisher with the parts of one recipe."""
+    """A folder of a remote store, usually the parts of one recipe of one publisher."""
 
     url: str
     files: Any
@@ -86,7 +85,6 @@ class RemoteShelf(NamedTuple):
 
     @property
     def recipe(self) -> str:
-        """The recipe of the parts, which is the folder's name."""
         return self.path.rpartition("/")[2]
 
     def below(self, name: str) -> RemoteShelf:
@@ -96,7 +94,7 @@ class RemoteShelf(NamedTuple):
         """Return the names in the folder that end with `suffix`, without it. A folder that is
         missing or closed has none."""
         try:
-            paths = self._ask(self.url, self.files.ls, f"{self.path}/", False)
+            paths = self._request(self.url, self.files.ls, f"{self.path}/", False)
         except PermissionError:
             log.warning("%s: it is closed, so what it has is not taken.", self.url)
             return []
@@ -117,11 +115,12 @@ class RemoteShelf(NamedTuple):
         """Fetch those files of the index that `store` lacks, and return all of them.
 
         Raises:
-            UserError: when the index cannot be read.
+            UserError: the index cannot be read.
         """
         index = self.below("index")
         names = [name for name in index.listed(".arrow") if shared.DIGEST.fullmatch(name)]
-        folder = shared.index_copy(store, self.recipe, self.url)
+        copies = shared.own_folder(store) / self.recipe / shared.REMOTE
+        folder = copies / digest_of([self.url.encode()])
         shared.open_folder(folder, store)
         os.utime(folder)  # `featuremill store remove` removes copies that no plan reads
         levels = []
@@ -150,11 +149,11 @@ class RemoteShelf(NamedTuple):
         return level
 
     def take(self, name: str, store: Path, settings: Settings, values: pa.Schema) -> str:
-        """Fetch a part whose columns have to be `values`, and publish it in `store`. Return why it
-        cannot be used; "" where it can.
+        """Fetch a part whose columns must be `values`, and publish it in `store`. Return why it
+        cannot be used; "" if it can.
 
         Raises:
-            UserError: when the connection breaks.
+            UserError: the connection breaks.
         """
         own = shared.own_folder(store)
         with tempfile.TemporaryDirectory(dir=own, prefix=".fetch.") as folder:
@@ -181,10 +180,10 @@ class RemoteShelf(NamedTuple):
         return ""
 
     def _fetch(self, name: str, to: Path) -> None:
-        self._ask(f"{self.url}/{name}", self.files.get_file, f"{self.path}/{name}", str(to))
+        self._request(f"{self.url}/{name}", self.files.get_file, f"{self.path}/{name}", str(to))
 
-    def _ask(self, url: str, ask: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `ask`, again after a pause where the connection breaks.
+    def _request(self, url: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `ask`; retry after a pause if the connection breaks.
 
         Raises:
             FileNotFoundError, PermissionError: there is no such file, or it is closed.

@@ -1,4 +1,4 @@
-"""The paths of a run's files, and their one reader.
+"""The paths of a run's files, and their readers.
 
 results/<run>/run.json                         what the config asks for, as commands read it
 results/<run>/plan.json                        what is to be computed (Snakemake's checkpoint)
@@ -15,14 +15,17 @@ results/<run>/logs/                            a log for each job
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import command_line, run_lock
-from featuremill.store.delivery import Delivery, Exported, Written, exported_of
+from featuremill.store.delivery import Delivery, Exported, Written
 from featuremill.store.files import JsonFile, read_json, sha256_of
 from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL, RUN
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
@@ -30,22 +33,20 @@ from featuremill.store.receipt import Receipt
 
 
 class RunFile(JsonFile):
-    """The file. The main Snakemake process writes it before the first job."""
+    """The content of run.json, which the main Snakemake process writes before the first job."""
 
     config: dict[str, Any]
-    """The keys of a config without `features:`, each with its value; paths are seen from the folder
-    where Snakemake runs."""
+    """The values of the config's keys, without `features:`; paths are relative to `folder`."""
     folder: str = ""
-    """That folder, seen from the run's folder; early files do not have it."""
+    """Snakemake's working folder, relative to the run's folder; early files do not have it."""
 
 
 def folder_here(run_folder: Path) -> str:
-    """Return the working folder of this process, seen from the run's folder."""
     return os.path.relpath(Path.cwd(), run_lock.whole_path(run_folder))
 
 
 def folder_of_paths(run_folder: Path) -> Path:
-    """Return the folder that paths in run.json and plan.json are seen from."""
+    """Return the folder to which paths in run.json and plan.json are relative."""
     run = RunFile.find(run_folder / RUN) if (run_folder / RUN).is_file() else None
     if run and run.folder:
         return Path(os.path.normpath(run_lock.whole_path(run_folder) / run.folder))
@@ -54,8 +55,8 @@ def folder_of_paths(run_folder: Path) -> Path:
 
 
 def enter(arguments: argparse.Namespace) -> Path:
-    """Work in the folder that the paths of a run are seen from, wherever the command was typed, and
-    return the run's folder; paths in the `arguments` are seen from there then."""
+    """Change to the folder to which the paths of a run are relative; return the run's folder. Paths
+    in `arguments` are made relative to the new working folder."""
     if (arguments.run_folder / RUN).is_file():
         folder = folder_of_paths(arguments.run_folder)
         if folder.is_dir() and not folder.samefile(Path.cwd()):
@@ -148,8 +149,8 @@ class Results(NamedTuple):
         return begun.union(receipt.shard for receipt in delivery.receipts) if delivery else begun
 
     def placed(self, path: str) -> Path:
-        """Return `path` of a plan as it is seen from here. Without run.json, a plan was typed
-        wherever its paths are found."""
+        """Return a path of plan.json relative to the working folder. Without run.json, `featuremill
+        plan` was typed in a folder where its paths exist."""
         placed = folder_of_paths(self.root) / path
         return placed if self.run.exists() or placed.exists() else Path(path)
 
@@ -157,8 +158,8 @@ class Results(NamedTuple):
         """Return the content of plan.json.
 
         Raises:
-            UserError: when there is none, or a newer featuremill wrote it.
-            IntegrityError: when it is not what was written.
+            UserError: there is none, or a newer featuremill wrote it.
+            IntegrityError: it is not what was written.
         """
         try:
             return Plan.read(self.plan)
@@ -166,7 +167,6 @@ class Results(NamedTuple):
             raise self.has_no_plan() from None
 
     def has_no_plan(self) -> UserError:
-        """Return the error that there is no plan.json."""
         again = command_line.again(self.root)
         return UserError(f"{self.plan}: there is no plan yet; make one first ({again}).")
 
@@ -174,8 +174,8 @@ class Results(NamedTuple):
         """Return the content of plan.json, after a check that records.parquet belongs to it.
 
         Raises:
-            UserError: when there is no plan.
-            IntegrityError: when it is not what was written, or records.parquet is of another plan.
+            UserError: there is no plan.
+            IntegrityError: it is not what was written, or records.parquet is of another plan.
         """
         plan = self.read_plan()
         if not self.records.is_file():
@@ -189,11 +189,8 @@ class Results(NamedTuple):
         )
 
     def refuse_what_was_cleaned(self) -> None:
-        """Refuse to look for failed records in parts that `clean` removed.
-
-        Raises:
-            UserError: when the results count failed records, and there is no part.
-        """
+        """Raise UserError if there are failed records, and `clean` has removed the parts that list
+        them."""
         delivery = self.find_delivery()
         num_failed = delivery.counts.failed if delivery else 0
         if num_failed and not any((self.store / "parts").rglob("*.arrows")):
@@ -203,11 +200,10 @@ class Results(NamedTuple):
             )
 
     def find_plan(self) -> Plan | None:
-        """Return the content of plan.json; None where it is missing or damaged."""
         return Plan.find(self.plan)
 
     def find_receipt(self, recipe: str, shard: str) -> Receipt | None:
-        """Return the receipt of a part that Snakemake sees; None where it is missing, damaged or of
+        """Return the receipt that is an output of a rule; None if it is missing, damaged or of
         another part."""
         return _if_of(Receipt.find(self.receipt(recipe, shard)), recipe, shard)
 
@@ -216,15 +212,18 @@ class Results(NamedTuple):
         return _if_of(Receipt.find(self.kept_receipt(recipe, shard)), recipe, shard)
 
     def find_delivery(self, is_partial: bool = False) -> Delivery | None:
-        """Return the content of manifest.json, here or of the partial results; None where it is
+        """Return the content of manifest.json, or of that of the partial results; None if it is
         missing or damaged."""
         return Delivery.find((self.partial if is_partial else self).delivery)
 
     def find_exports(self) -> dict[str, Exported]:
-        """Return the content of exports.json, by file; nothing where it is missing or damaged, or
-        of other results, such as a copy that was put back."""
-        of = sha256_of(self.delivery) if self.delivery.exists() else ""
-        return exported_of(read_json(self.exports) or {}, of)
+        """Return the entries of exports.json that belong to these results, by file name."""
+        known = {"", sha256_of(self.delivery) if self.delivery.exists() else ""}
+        exports = {}
+        for name, about in (read_json(self.exports) or {}).items():
+            with contextlib.suppress(ValidationError):
+                exports[name] = Exported.model_validate(about)
+        return {name: each for name, each in exports.items() if each.results in known}
 
     def written(self) -> dict[str, Written]:
         """Return size and digest of each result, exported ones too; nothing without
@@ -241,8 +240,8 @@ class Results(NamedTuple):
         """Return the content of manifest.json, here or of the partial results.
 
         Raises:
-            UserError: when there is none, or a newer featuremill wrote it.
-            IntegrityError: when it is not what was written.
+            UserError: there is none, or a newer featuremill wrote it.
+            IntegrityError: it is not what was written.
         """
         path = (self.partial if is_partial else self).delivery
         try:

@@ -1,7 +1,7 @@
-"""In which order the rows of a run's results are: that of the input, or shard by shard.
+"""The order of the rows of results: that of the input, or shard by shard.
 
-Results in the order of the input come out of one process, which sorts all values. Shard by shard,
-jobs write them side by side, each from parts that it reads once.
+Results in input order are written by one process, which sorts all values. Results by shard are
+written by parallel jobs, which read each part once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from featuremill.store.results import Results
 
 RowOrder = Literal["auto", "input", "shard"]
 FROM_RECORDS = 5_000_000
-"""From so many records on, `auto` is the order of shards."""
+"""The number of records from which on `auto` means by shard."""
 MOST_FILES = 20_000
 """If shards times samples exceed this, `auto` means the order of the input: each sample has files
 of its own."""
 LEAST_JOBS, MOST_JOBS = 4, 64
 RECORDS_A_JOB = 500_000
-"""Jobs that share the shards of a run among them: each costs a second, or on a cluster some."""
+"""The number of `deliver` jobs of a run, and records for each: a job takes seconds to start."""
 
 
 def why_not_in_order(order: str, outputs: Sequence[str]) -> str:
@@ -39,10 +39,10 @@ def why_not_in_order(order: str, outputs: Sequence[str]) -> str:
 
 
 def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan) -> bool:
-    """Return whether results with these `outputs` of a planned run come out shard by shard.
+    """Return whether the results of a planned run are written by shard.
 
     Raises:
-        UserError: when that was asked for, and an output cannot be written so.
+        UserError: `order` is "shard", and an output cannot be written so.
     """
     if problem := why_not_in_order(order, outputs):
         raise UserError(f"outputs: {problem}.")
@@ -55,7 +55,7 @@ def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan)
 
 
 def will_be_by_shard(order: str, outputs: Sequence[str], plan: Plan) -> bool:
-    """Return whether results will come out shard by shard, unless there are very many samples."""
+    """Return whether results will be written by shard, unless there are very many samples."""
     if order != "auto":
         return order == "shard"
     is_large = plan.counts.planned >= FROM_RECORDS
@@ -63,13 +63,12 @@ def will_be_by_shard(order: str, outputs: Sequence[str], plan: Plan) -> bool:
 
 
 def num_jobs_of(plan: Plan, num_sources: int) -> int:
-    """Return how many jobs deliver so many shards."""
     wanted = max(LEAST_JOBS, plan.counts.planned // RECORDS_A_JOB)
     return min(wanted, MOST_JOBS, num_sources)
 
 
 def groups_of(plan: Plan) -> list[range]:
-    """Return the shards of each delivering job, by their numbers among the plan's sources."""
+    """Return the shards of each `deliver` job, by their numbers among the plan's sources."""
     num_sources = len(plan.sources)
     num_jobs = num_jobs_of(plan, num_sources)
     edges = [num_sources * number // num_jobs for number in range(num_jobs + 1)] if num_jobs else []

@@ -1,7 +1,7 @@
-"""The owner of a run: the main Snakemake process locks a file of the run until it ends.
+"""The owner of a run: the main Snakemake process, which locks a file of the run until it ends.
 
-Only the kernel's lock counts, which ends with its process. The content of the file is for people,
-and for the next owner, which reads where the last one was.
+Only the kernel's lock decides; it ends with the process. The content of the file describes the last
+owner, for people and for the next owner.
 """
 
 from __future__ import annotations
@@ -39,25 +39,22 @@ class Owner(NamedTuple):
     command: str
     """What was typed."""
     folder: str = "."
-    """The folder in which it was typed, seen from the folder of results/<run>. A module with a
-    prefix has its results elsewhere."""
+    """The folder in which it was typed, relative to the folder that holds results/<run>. For a
+    module with a prefix these differ."""
     rules: str = "{}"
-    """The pattern of rule names there; another workflow that imports this one changes them."""
+    """The format of rule names in the workflow that imports this one."""
     config: str = ""
-    """The config's file, seen from the folder of results/<run>; empty where there is none."""
+    """The config's file, relative to the folder that holds results/<run>; "" without one."""
     is_imported: bool = False
-    """Whether another workflow imports this one there."""
+    """Whether another workflow imported this one."""
 
-    def is_of_this_machine(self) -> bool:
-        return self.host == platform.node()
-
-    def is_of_this_start(self) -> bool:
-        """Return whether the owner was on this machine since its last start."""
+    def was_since_boot(self) -> bool:
+        """Return whether the owner ran on this machine since the machine was started."""
         return (self.host, self.boot) == (platform.node(), _boot_id())
 
 
 def path_of(run_folder: Path) -> Path:
-    """Return the owner's file of the run in `run_folder` (results/<run>)."""
+    """Return the file of the owner of the run in `run_folder` (results/<run>)."""
     name = name_of(run_folder).replace("/", "+")  # which no name has
     return working_folder(run_folder) / ".snakemake" / f"featuremill.{name}.owner"
 
@@ -74,13 +71,7 @@ def name_of(run_folder: Path) -> str:
     return f"{run.parent.name}/{run.name}" if _is_one_of_several(run_folder) else run.name
 
 
-def set_of(run_folder: Path) -> str:
-    """Return the name of a run within its project; "" in a project with only one."""
-    return whole_path(run_folder).name if _is_one_of_several(run_folder) else ""
-
-
 def is_in_results(run_folder: Path) -> bool:
-    """Return whether the run is in a folder in which Snakemake looks for one."""
     run = whole_path(run_folder)
     return run.parent.name == RESULTS or _is_one_of_several(run_folder)
 
@@ -109,7 +100,7 @@ def link_to(folder: Path) -> Path | None:
 
 
 def named_link(folder: Path) -> Path | None:
-    """Return the link that was made to `folder`, be it there or not; None without one."""
+    """Return the link that was made to `folder`, even if it is gone; None if none was made."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if text := (folder / formats.LINK).read_text("utf-8"):  # of a full disk it is empty
             return Path(text)
@@ -117,11 +108,7 @@ def named_link(folder: Path) -> Path | None:
 
 
 def refuse_lost(run_folder: Path) -> None:
-    """Refuse a run whose link leads to nothing, as when a disk is not mounted.
-
-    Raises:
-        UserError: when it does.
-    """
+    """Raise UserError if the link of a run leads to nothing, as when a disk is not mounted."""
     for link in (run_folder, run_folder.parent):
         if link.is_symlink() and not link.exists():
             raise UserError(
@@ -131,15 +118,14 @@ def refuse_lost(run_folder: Path) -> None:
 
 
 def read(run_folder: Path) -> Owner | None:
-    """Return the last owner of the run; None when the run has none yet."""
     return _owner_in(path_of(run_folder))
 
 
 def config_of(run_folder: Path) -> Path:
-    """Return the config of the last start of the run in this folder, or of the runs in it.
+    """Return the config of the last start of the run, or of the runs, in this folder.
 
     Raises:
-        UserError: when it is unknown, or no longer there, or of another folder than this one.
+        UserError: it is unknown or gone, or its paths are relative to another working folder.
     """
     own = path_of(run_folder)
     for path in (own, *sorted(own.parent.glob(f"{own.stem}+*.owner"))):
@@ -164,23 +150,23 @@ def _owner_in(path: Path) -> Owner | None:
 
 
 def living(folder: Path) -> list[Owner]:
-    """Return the other processes that compute runs now of which `folder` is the working folder."""
+    """Return the other processes that compute runs now in the working folder `folder`."""
     owners = []
     for path in sorted((folder / ".snakemake").glob("featuremill.*.owner")):
         owner = _owner_in(path)
-        # A file of ours names the last owner as long as that one's lock may be valid.
+        # A file that this process has claimed may still describe the last owner.
         if owner and path.absolute() not in CLAIMED and lock_holder.is_held(path):
             owners.append(owner)
     return owners
 
 
 def claim(run_folder: Path) -> TextIO | None:
-    """Take the run's lock, which closing the file releases. None where the file system has no locks
-    and the user allowed that.
+    """Take the run's lock; closing the returned file releases it. Return None if the file system
+    has no locks and the user allowed that.
 
     Raises:
-        BlockingIOError: when another process has it.
-        UserError: when the file system has no locks.
+        BlockingIOError: another process has it.
+        UserError: the file system has no locks.
     """
     path = path_of(run_folder)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,10 +198,10 @@ def sign(file: TextIO, command: str, **about: Any) -> None:
 
 @contextlib.contextmanager
 def alone(run_folder: Path) -> Iterator[None]:
-    """Keep every Snakemake from the run during the block.
+    """Hold the run's lock during the block, so that no Snakemake computes the run.
 
     Raises:
-        UserError: when one is computing it.
+        UserError: one is computing it.
     """
     try:
         file = claim(run_folder)
@@ -233,11 +219,8 @@ def alone(run_folder: Path) -> Iterator[None]:
 
 
 def refuse_jobs(run_folder: Path) -> None:
-    """Refuse while a job computes a shard of the run: one of a cluster may outlive its Snakemake.
-
-    Raises:
-        UserError: when there is one.
-    """
+    """Raise UserError if a job computes a shard of the run: a cluster's job may outlive its
+    Snakemake."""
     for path in (run_folder / "store").glob("journals/*/*.lock"):
         if lock_holder.is_held(path):
             raise UserError(

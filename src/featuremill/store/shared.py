@@ -1,4 +1,4 @@
-"""A store that runs and people share: finished parts by recipe, in folders of their publishers.
+"""A store of finished parts that runs and people share: by publisher, then by recipe.
 
 <store>/<user>/<recipe>/recipe.json       the settings that the recipe is the digest of
 <store>/<user>/<recipe>/<part>.arrows     a part, named by the digest of its bytes
@@ -7,8 +7,8 @@
 <store>/<user>/<recipe>/remote/<digest>/  a copy of the index of a remote store (remote.py)
 <store>/<user>/runs/<run>.json            which parts a run of this user refers to
 
-A part is written once and is read-only, and only a publisher changes the own folder. So no process
-waits for another one, and no user can remove another user's parts.
+A part is written once and is read-only, and only its publisher changes a publisher's folder. So no
+process waits for another one, and no user can remove another user's parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from featuremill.base.environment import STORE
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.store import files
-from featuremill.store.files import read_json, write_json
+from featuremill.store.files import Identity, identity_of, read_json, write_json
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -61,8 +61,6 @@ WITHOUT_USER = (
 )
 log = logging.getLogger("featuremill.store")
 _noting = threading.Lock()
-Identity = tuple[int, int, int] | None
-"""Size, time and inode of a file, which change when it is written again; None for no file."""
 
 
 def layers(configured: Sequence[str]) -> list[str]:
@@ -115,7 +113,7 @@ def is_remote(layer: str) -> bool:
 
 
 def user() -> str:
-    """Return the name of this user, which is the name of the publisher's folder."""
+    """Return the name of this user, and so of the user's folder in a store."""
     with contextlib.suppress(KeyError):  # a container may have no name
         return pwd.getpwuid(os.geteuid()).pw_name
     return str(os.geteuid())
@@ -131,7 +129,7 @@ class Shelf(NamedTuple):
         return self.folder / "index"
 
     def parts(self) -> dict[str, Path]:
-        """Return the paths of the parts, by name; none where the folder cannot be listed."""
+        """Return the paths of the parts, by name; none if the folder cannot be listed."""
         try:
             listed = sorted(entry.name for entry in os.scandir(self.folder))
         except OSError:
@@ -140,7 +138,7 @@ class Shelf(NamedTuple):
         return {name.removesuffix(".arrows"): self.folder / name for name in names}
 
     def lone_receipts(self) -> list[Path]:
-        """Return the receipts whose part is not there: a command was killed, or the disk full."""
+        """Return the receipts without a part: a command was killed, or the disk was full."""
         parts = self.parts()
         paths = [path for path in self.folder.glob("*.json") if DIGEST.fullmatch(path.stem)]
         return sorted(path for path in paths if path.stem not in parts)
@@ -156,18 +154,13 @@ def own_folder(store: Path) -> Path:
     return store / user()
 
 
-def index_copy(store: Path, recipe: str, url: str) -> Path:
-    """Return the folder in `store` for a copy of a remote publisher's index at `url`."""
-    return own_folder(store) / recipe / REMOTE / files.digest_of([url.encode()])
-
-
 def index_copies(store: Path) -> list[Path]:
     """Return the folders in `store` with copies that this user's runs made of remote indices."""
     return sorted(own_folder(store).glob(f"*/{REMOTE}/*"))
 
 
 def shelves(store: Path, recipe: str) -> list[Shelf]:
-    """Return where `store` has parts of `recipe`, this user's first."""
+    """Return the parts of `recipe` in `store` by publisher, this user's first."""
     folders = [path for path in publishers(store) if _is_folder(path / recipe)]
     folders.sort(key=lambda path: (path != own_folder(store), path))
     return [Shelf(path / recipe) for path in folders]
@@ -181,7 +174,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def all_shelves(store: Path) -> list[Shelf]:
-    """Return where `store` has parts of any recipe and user, as far as it can be read."""
+    """Return the parts of all recipes and publishers in `store`, as far as it can be read."""
     shelves = []
     for folder in publishers(store):
         with contextlib.suppress(OSError):
@@ -224,7 +217,7 @@ def open_layers(configured: Sequence[str]) -> list[Path]:
 
 
 def refuse_unwritable(stores: Sequence[str]) -> None:
-    """Refuse names of stores of which the first is an address."""
+    """Raise UserError if the first of `stores`, which is written, is an address."""
     if remote := next(filter(is_remote, layers(stores)[:1]), ""):
         key = "store" if stores else STORE
         raise UserError(f"{key}: {remote}: it is only read; name a folder of yours before it.")
@@ -256,8 +249,8 @@ def _try_to_write(store: Path) -> None:
 
 
 def open_folder(folder: Path, store: Path) -> None:
-    """Make a folder of this user in `store`, and its parents, with the readers of the store. A
-    folder that its readers cannot enter never has its name."""
+    """Make a folder of this user in `store`, and its parents, with the permissions of the store. It
+    gets its name only when its readers can enter it."""
     if folder.is_dir():
         return
     if folder.parent != store:
@@ -274,8 +267,8 @@ def open_folder(folder: Path, store: Path) -> None:
 
 
 def _repair(own: Path, store: Path) -> None:
-    """Open what is in this user's folder `own` to the readers of `store`, where an earlier command
-    could not, or the store has other readers since.
+    """Give the permissions of `store` to the files in this user's folder `own` that lack them: an
+    earlier command could not, or those of the store have changed.
 
     Raises:
         PermissionError: this user is not in the store's group.
@@ -283,23 +276,22 @@ def _repair(own: Path, store: Path) -> None:
     for name, folders, names in os.walk(own):
         folders[:] = [folder for folder in folders if folder[0] != "."]
         folder = Path(name)
-        about = folder.stat()
+        status = folder.stat()
         mode, group = _as_for_readers(folder, store, FOLDER_MODE)
-        if about.st_uid != os.geteuid() or (about.st_gid == group and not mode & ~about.st_mode):
+        if status.st_uid != os.geteuid() or (status.st_gid == group and not mode & ~status.st_mode):
             continue
         for path in [folder / name for name in names if name[0] != "."]:
             with contextlib.suppress(FileNotFoundError):  # another process merges an index
-                if path.lstat().st_uid == about.st_uid and not path.is_symlink():
+                if path.lstat().st_uid == status.st_uid and not path.is_symlink():
                     _open_to_readers(path, store, FILE_MODE)
         _open_to_readers(folder, store, FOLDER_MODE)
 
 
 def _as_for_readers(path: Path, store: Path, mode: int) -> tuple[int, int]:
-    """Return the mode and the group with which the readers of the folder `store` can read `path`,
-    whatever the umask is."""
-    about, own = store.stat(), path.stat()
-    readers = about.st_mode & (stat.S_IRGRP | stat.S_IROTH)
-    group = about.st_gid if readers == stat.S_IRGRP else own.st_gid
+    """Return the mode and the group that let the readers of the folder `store` read `path`."""
+    parent, own = store.stat(), path.stat()
+    readers = parent.st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    group = parent.st_gid if readers == stat.S_IRGRP else own.st_gid
     may = stat.S_IRWXU | readers | readers >> 2  # readers of a folder may enter it
     return mode & may | own.st_mode & stat.S_ISGID, group
 
@@ -381,7 +373,7 @@ class Reference(NamedTuple):
     recipe: str
     parts: Sequence[str]
     noted: str
-    """When, ISO 8601, UTC."""
+    """The time of this reference: ISO 8601, UTC."""
 
     @property
     def is_there(self) -> bool:
@@ -396,8 +388,8 @@ class Reference(NamedTuple):
 
 
 def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
-    """Write into each store, where possible, which of its parts the run refers to: those that
-    `plan` takes, and in the first store also the run's `own` ones."""
+    """Write the reference of the run into each store, if it can be written: the parts that `plan`
+    takes, and in the first store the run's `own` parts."""
     root = folder.root.resolve()
     for store in map(Path, plan.store):
         parts = [part.shard for part in plan.taken if Path(part.path).is_relative_to(store)]
@@ -460,21 +452,12 @@ def _noting_unreadable(path: Path, unreadable: list[Unreadable]) -> Iterator[Non
         log.warning("%s: %s; let its owner open or remove it.", path, problem)
 
 
-def identity_of(path: Path) -> Identity:
-    """Return what identifies this file among all that had its path."""
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_size, about.st_mtime_ns, about.st_ino
-
-
 def _unusable_path(folder: Results) -> Path:
     return folder.store / "unusable.json"
 
 
 def note_unusable(folder: Results, problems: Mapping[str, tuple[Identity, str]]) -> None:
-    """Write into the run which parts of stores, by path or address, it cannot use, and why."""
+    """Record in the run the parts of stores that it cannot use, by path or address."""
     new = {
         path: {"identity": identity and list(identity), "problem": problem}
         for path, (identity, problem) in problems.items()
@@ -486,8 +469,8 @@ def note_unusable(folder: Results, problems: Mapping[str, tuple[Identity, str]])
 
 
 def unusable(folder: Results) -> set[str]:
-    """Return the paths of parts of stores that the run cannot use. A part that was written again
-    since it was noted is not among them."""
+    """Return the paths of the parts that `note_unusable` recorded and that were not written again
+    since."""
     return {
         path
         for path, noted in (read_json(_unusable_path(folder)) or {}).items()
@@ -496,7 +479,7 @@ def unusable(folder: Results) -> set[str]:
 
 
 def forget_remote(folder: Results) -> None:
-    """Remove the notes on remote parts: each plan asks for them again."""
+    """Remove the records of unusable remote parts: each plan tries them again."""
     known = read_json(_unusable_path(folder)) or {}
     if any(map(is_remote, known)):
         kept = {path: noted for path, noted in known.items() if not is_remote(path)}
@@ -504,10 +487,7 @@ def forget_remote(folder: Results) -> None:
 
 
 def problems(folder: Results, plan: Plan) -> list[str]:
-    """Return a sentence for each part of a store that `plan` could not take.
-
-    A part that was written again since it was noted may be among those that it takes.
-    """
+    """Return a sentence for each part of a store that `plan` could not take."""
     taken = {part.path for part in plan.taken}
     noted = read_json(_unusable_path(folder)) or {}
     unused = [note for path, note in noted.items() if path not in taken]

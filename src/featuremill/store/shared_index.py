@@ -1,4 +1,4 @@
-"""The index of a store: sorted files of (sha256, part, row), which are built from the parts alone.
+"""The index of a store: sorted files of (sha256, part, row), which can be rebuilt from the parts.
 
 A level is an Arrow file of 256 batches, one for each first byte of the sha256. Its schema lists the
 parts that it covers, and its name is the digest of its bytes. A publisher's new parts become a new

@@ -33,12 +33,8 @@ log = logging.getLogger("featuremill.files")
 
 
 def known_sha256_of(path: Path, folder: Path) -> str:
-    """Return the sha256 of the file at `path`. That of a large file is kept in `folder` with its
-    size, times and inode. While these are the same, the file is: no program can set a ctime.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the sha256 of the file at `path`. That of a large file is cached in `folder`, as long
+    as the file has the same size, times and inode: no program can set a ctime."""
     status, now = path.stat(), looks(path)
     if status.st_size < LARGE:
         return sha256_of(path)
@@ -56,14 +52,14 @@ def known_sha256_of(path: Path, folder: Path) -> str:
 
 
 def came_at(path: Path) -> float:
-    """Return when the file at `path` was written or got its name. A copy, an archive and a renaming
-    may keep an older time of modification."""
+    """Return the time when the file at `path` was written or got its name. Copying, unpacking and
+    renaming may keep an older modification time."""
     status, name = path.stat(), path.lstat()  # a link has times of its own
     return max(status.st_mtime, status.st_ctime, name.st_mtime, name.st_ctime)
 
 
 def looks(path: Path) -> list[int]:
-    """Return size, times and inode of the file at `path`, or of the one that it is a link to."""
+    """Return size, times and inode of the file at `path`; links are followed."""
     return ours.looks(path, follows=True)
 
 
@@ -77,13 +73,11 @@ class Seen(Record):
 
     @classmethod
     def at(cls, path: Path, folder: Path) -> Seen:
-        """Return the file at `path` as it is now. Digests of large files are kept in `folder`."""
         if path.is_dir():
             return cls(sha256=digest_at(path))
         return cls(sha256=known_sha256_of(path, folder), looks=looks(path))
 
     def is_at(self, path: Path, folder: Path) -> bool:
-        """Return whether the file at `path` has the same content."""
         if self.looks and not path.is_dir():
             now = looks(path)
             if now == self.looks or now[0] != self.looks[0]:
@@ -92,17 +86,15 @@ class Seen(Record):
 
 
 class State(JsonFile):
-    """The record of some files."""
+    """The config and the inputs from which some files were made."""
 
     config: dict[str, Any]
-    """Keys of the config and their values."""
     inputs: dict[str, Seen]
-    """Input files by path."""
     files: dict[str, Seen] = Field(default_factory=dict)
     """Output files by path relative to the folder of the project or of the run."""
     finished: float = 0.0
-    """Seconds since 1970 when the files were written, if they list their inputs themselves: inputs
-    that are older have not changed."""
+    """Set for files that list their inputs themselves: the time when they were written, in seconds
+    since 1970. Older inputs have not changed."""
 
     def is_of(self, files: Iterable[str], folder: Path) -> bool:
         """Return whether this is the record of `files` with the content that they have now."""
@@ -112,9 +104,8 @@ class State(JsonFile):
         )
 
     def others(self, inputs: Iterable[str], folder: Path, at: Path = Path()) -> list[str]:
-        """Return the `inputs`, relative to `at`, that have another content or another place
-        in the order than when they were read, and inputs that are no longer listed. Missing files
-        are left out."""
+        """Return the `inputs`, relative to `at`, whose content or position has changed since they
+        were read, and inputs that are no longer listed. Missing files are left out."""
         known = {str(Path(name)): seen for name, seen in self.inputs.items()}
         named = {str(Path(name)): at / name for name in inputs}
         then = [name for name in known if name in named]
@@ -128,22 +119,18 @@ class State(JsonFile):
         return [*changed, *(name for name in known if name not in named)]
 
     def _is_of(self, path: Path, seen: Seen | None, folder: Path) -> bool:
-        """Return whether the file at `path` has the content that was `seen`."""
         if seen is None or not seen.sha256:
             return seen is not None and path.stat().st_mtime <= self.finished
         return came_at(path) <= self.finished or seen.is_at(path, folder)
 
 
 def path_of(folder: str | Path, product: str) -> str:
-    """Return the path of the record of a `product` in the folder of the project or of the run."""
     return f"{folder}/{FOLDER}/{product}.json"
 
 
 def planned_inputs(root: Path) -> Path:
-    """Return the path of the record of the inputs that the plan of the run in `root` was made of.
-
-    It has their looks before they were read, since a copy changes the time of plan.json.
-    """
+    """Return the path of the record of the inputs of plan.json of the run in `root`, with their
+    looks before they were read."""
     return Path(path_of(root, "read"))
 
 

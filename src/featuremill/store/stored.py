@@ -11,7 +11,7 @@ from pathlib import Path
 
 from featuremill.store import delivered, ours
 from featuremill.store.files import sha256_of
-from featuremill.store.formats import FAILED
+from featuremill.store.formats import FAILED, index_of
 from featuremill.store.results import Results
 
 _HEX = "[0-9a-f]{32}"
@@ -51,9 +51,10 @@ def _delivered(shard_folder: Path) -> set[str]:
     """Return the names of the files of a shard that was delivered in its folder."""
     path = shard_folder / delivered.ANSWER
     answer = delivered.DeliveredShard.find(path) if path.is_file() else None
-    names = [file.path for file in answer.files] if answer else []
-    beside = [delivered.index_beside(Path(name)).as_posix() for name in names]
-    return {delivered.ANSWER, delivered.FAILURES, *names, *beside} if answer else set()
+    if answer is None:
+        return set()
+    names = [file.path for file in answer.files]
+    return {delivered.ANSWER, delivered.FAILURES, *names, *map(index_of, names)}
 
 
 def discard(folder: Results, inside: Path) -> None:

@@ -52,10 +52,10 @@ MOST_BYTES = 2 * 1024 * 1024
 AGAIN_BYTES = 16 * 1024
 """Bytes after which the attempt's facts are written again, as some readers read only the end."""
 READ_BYTES = 4 * 1024 * 1024
-"""Only so much of the end is read; no job writes more."""
+"""The part of the file's end that is read; no job writes more."""
 TAIL_BYTES = 4 * AGAIN_BYTES
 MOST_MOMENTS = 600
-"""How many moments rates use; there is one for each batch, at most one a second."""
+"""Moments that `Rates` keeps: one for each batch, at most one a second."""
 TEXTS = frozenset(("event", "shard", "recipe", "host", "cost_unit", "kind", "uuid", "name")).union(
     ("slot", "stage", "status", "message")
 )
@@ -133,18 +133,18 @@ class Writer:
 
 
 class Attempt(NamedTuple):
-    """One job's try at a shard."""
+    """The events of one attempt at a shard."""
 
     start: dict[str, Any]
     devices: list[dict[str, Any]]
-    """Events: the devices it got, and when; several where one failed."""
+    """The `device` events; several if a device failed."""
     samples: list[dict[str, Any]]
     end: dict[str, Any] | None
-    """None: it is running, or was killed."""
+    """None if it is running, or was killed."""
 
     @property
     def energy_j(self) -> float | None:
-        """The joules of its GPUs while it had them; None where they are unknown."""
+        """The energy of its GPUs in joules; None if unknown."""
         latest = {
             device["uuid"]: device["energy_j"]
             for sample in self.samples
@@ -167,14 +167,13 @@ class State(NamedTuple):
 
 
 class Rates:
-    """The cost per second of a worker, from the moments at which its computed cost grew, batch by
-    batch. Between two batches the speed is unknown."""
+    """The cost per second of a worker, from the times when its computed cost grew by a batch."""
 
     def __init__(self) -> None:
         self._grown: deque[tuple[float, float]] = deque(maxlen=MOST_MOMENTS)
 
     def take(self, moment: float, cost: float) -> bool:
-        """Note the cost that was computed at a moment; return whether it has grown."""
+        """Add the computed cost at a moment; return whether it has grown."""
         if self._grown and cost < self._grown[-1][1]:  # another worker
             self._grown.clear()
         has_grown = not self._grown or cost > self._grown[-1][1]
@@ -197,7 +196,7 @@ class Rates:
 
 
 def read(path: str | Path) -> list[Attempt]:
-    """Return the attempts in the file at `path`; none where it cannot be read."""
+    """Return the attempts in the file at `path`; none if it cannot be read."""
     attempts: list[Attempt] = []
     for event in events_of(Path(path), READ_BYTES)[0]:
         kind = event.pop("event")
@@ -249,18 +248,12 @@ def events_of(path: Path, most_bytes: int, offset: int = 0) -> tuple[list[dict[s
         return [], offset
     num_whole = content.rfind(b"\n") + 1  # the text behind the last newline is being written
     lines = content[:num_whole].split(b"\n")[1 if start > offset else 0 :]
-    events = (event_of(line) for line in lines if line)
-    return [event for event in events if event], start + num_whole
-
-
-def event_of(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a line, with those of its values that have the type of their key; None
-    where it is no event."""
-    try:
-        event = _known(json.loads(line))
-    except (ValueError, RecursionError, OverflowError):
-        return None
-    return event if {"event", "time"} <= set(event) else None
+    events = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError, OverflowError):
+            event = _known(json.loads(line))
+            events += [event] if {"event", "time"} <= set(event) else []
+    return events, start + num_whole
 
 
 def _known(value: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class CheckpointFile(Record):
 
 class FileOfWeights(Record):
     path: str
-    """Inside the folder."""
+    """Relative to the folder."""
     bytes: int
     sha256: str
 
@@ -34,7 +34,7 @@ class WeightsFile(JsonFile):
     """Of the file `path`, or of all files in the folder."""
     sha256: str
     files: list[FileOfWeights] = Field(default_factory=list)
-    """Its files, where `path` is a folder."""
+    """The files in `path`, if it is a folder."""
     source: CheckpointFile | None = None
     metadata: dict[str, str]
 
