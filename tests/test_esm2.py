@@ -68,20 +68,20 @@ def both(request):
     return request.getfixturevalue(request.param)
 
 
-def every_layer(dtype, found, **options):
+def every_layer(dtype, found, workload=esm2, **options):
     """Return the loaded workload that delivers everything there is, without cutting proteins."""
     layers = tuple(range(int(found.metadata["num_layers"]) + 1))
     chosen = {"pool": ("mean", "bos"), "per_residue": True, "output_dtype": "float32"}
     chosen |= {"long": "full", "dtype": dtype, **options}
-    return esm2.load(esm2.Options(layers=layers, **chosen), [CPU], found)
+    return workload.load(workload.Options(layers=layers, **chosen), [CPU], found)
 
 
-def run(model, sequences):
+def run(model, sequences, workload=esm2):
     """Return for each sequence {column: array}, computed in batches."""
     rows = []
     for start in range(0, len(sequences), NUM_BATCHED):
         payloads = [sequence.encode() for sequence in sequences[start : start + NUM_BATCHED]]
-        values = values_of(esm2, model, payloads, 4096)
+        values = values_of(workload, model, payloads, 4096)
         rows += [
             {n: arrow_row(values.column(n)[i]) for n in values.schema.names}
             for i in range(len(payloads))

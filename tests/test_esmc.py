@@ -1,5 +1,6 @@
 """The ESM C workload against transformers' network, a sequence at a time."""
 
+import functools
 import os
 import re
 import shutil
@@ -13,12 +14,11 @@ from esmc_models import ALPHABET, save_package, save_research, states_of
 from esmc_models import esmc as random_model
 from programs import edit_json, printed_by
 from safetensors.torch import load_file
-from test_esm2 import BOUNDS_ON_CUDA, arrow_row, assert_cuda_equals_its_twin
+from test_esm2 import BOUNDS_ON_CUDA, assert_cuda_equals_its_twin, every_layer, run
 
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.workload import weights
-from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, esmc
 from featuremill.workloads.esm2 import kernels, matmul, stages
 from featuremill.workloads.esm2.folder import ALPHABET_OF_ESM_C as TOKENS
@@ -62,21 +62,8 @@ def found(folder, tmp_path_factory):
     return weights.weights_of(weights.convert(str(folder), cache, "esmc"))
 
 
-def loaded(dtype, found, **options):
-    """Return the loaded workload that delivers everything there is, without cutting proteins."""
-    layers = tuple(range(int(found.metadata["num_layers"]) + 1))
-    chosen = {"pool": ("mean", "bos"), "per_residue": True, "output_dtype": "float32"}
-    chosen |= {"long": "full", "dtype": dtype, **options}
-    return esmc.load(esmc.Options(layers=layers, **chosen), [CPU], found)
-
-
-def rows_of(model, sequences):
-    """Return for each sequence {column: array}, computed in one batch."""
-    values = values_of(esmc, model, [sequence.encode() for sequence in sequences], 4096)
-    return [
-        {name: arrow_row(values.column(name)[i]) for name in values.schema.names}
-        for i in range(len(sequences))
-    ]
+loaded = functools.partial(every_layer, workload=esmc)
+rows_of = functools.partial(run, workload=esmc)
 
 
 def compared(found, model, dtype, sequences):
