@@ -158,7 +158,7 @@ def _refuse_problems(project: ProjectConfig) -> None:
     sets = {run.folder: name.split("/")[1] for name, run in project.runs.items() if "/" in name}
     for product in project.products:
         folders = {str(above) for file in product.files for above in Path(file).parents}
-        for folder in sets.keys() & folders:
+        for folder in (sets.keys() & folders) - {product.on_report_of}:  # a map is in its set's
             name = sets[folder]
             raise UserError(
                 f"{project.origin.at(FEATURES, name)}: {FEATURES}.{name}: {folder} is a folder of "
