@@ -424,6 +424,7 @@ def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     folder = Path("results/my")
     colours = read_json(folder / ".state" / "reported.json")["config"]
     of_labels = {"file": "labels.csv", "column": "kind", "id_column": ""}
+    assert colours.pop("manifest.json") == sha256_of(folder / "manifest.json")
     assert colours == {f"labels.{key}": value for key, value in of_labels.items()}
     for path in (folder / "manifest.json", folder / "embeddings.parquet"):
         path.unlink()
@@ -437,6 +438,7 @@ def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     assert (folder / "embeddings.parquet").exists()
     desk.type("featuremill", "report", folder)
     noted = read_json(folder / ".state" / "reported.json")
+    assert noted["config"].pop("manifest.json") == sha256_of(folder / "manifest.json")
     assert noted["config"] == colours and [*noted["inputs"]] == ["labels.csv"]
 
 
