@@ -56,6 +56,8 @@ def test_a_call_gives_the_bytes_of_the_command(folder, environment):
     assert len(ours) > 2 and ours == digests(other / "results" / "my")
     made = (run / "embeddings.parquet").stat().st_mtime_ns
     assert featuremill.run("my.yaml") == run
+    with pytest.raises(ZeroDivisionError):
+        featuremill.run("my.yaml", progress=lambda *_: 1 / 0)
     assert (run / "embeddings.parquet").stat().st_mtime_ns == made, "nothing was left to do"
     (folder / "my.yaml").write_text("inputs: mine.fa\n")
     with pytest.raises(ValueError, match=r"my.yaml: this file is not one that featuremill.run wr"):

@@ -119,14 +119,14 @@ def _follow(
     while True:
         has_ended = process.poll() is not None
         if show and (has_ended or time.monotonic() - looked > LOOK_SECONDS):
-            looked = time.monotonic()
+            looked, now = time.monotonic(), reported
             with contextlib.suppress(Exception):  # a file that is being written
                 states = [reader.poll() for reader in readers]
                 sums = [(state.done.records, state.total.records) for state in states]
                 now = (sum(done for done, _ in sums), sum(total for _, total in sums))
-                if now != reported and now[1]:
-                    reported = now
-                    show(*now)
+            if now != reported and now[1]:
+                reported = now
+                show(*now)
         if has_ended:
             return
         time.sleep(POLL_SECONDS)
