@@ -39,7 +39,7 @@ from featuremill.merge.export import export, export_of
 from featuremill.merge.identities import lay_out
 from featuremill.steps.transfer import Transfer
 from featuremill.steps.transfer import write as transfer
-from featuremill.store import delivered, ours, row_order
+from featuremill.store import delivered_shards, ours, row_order
 from featuremill.store.results import Results
 
 OUTPUTS = ["parquet_dataset"]
@@ -206,15 +206,15 @@ def test_both_orders_hold_the_same_rows_of_every_kind_of_column(
 
 def test_files_are_on_the_disk_before_a_job_says_so(run, monkeypatch):
     disk, there = Disk(monkeypatch), []
-    write = delivered.Delivered.write
+    write = delivered_shards.Delivered.write
 
     def told(self, path, **more):
-        for place in (delivered.folder_of(run, shard.key) for shard in self.shards):
+        for place in (delivered_shards.folder_of(run, shard.key) for shard in self.shards):
             for made in (place, *place.iterdir()):
                 there.append(disk.holds(made) == (made.read_bytes() if made.is_file() else True))
         write(self, path, **more)
 
-    monkeypatch.setattr(delivered.Delivered, "write", told)
+    monkeypatch.setattr(delivered_shards.Delivered, "write", told)
     by_jobs(run)
     assert len(there) >= 4 * len(run.read_plan().shards) and all(there)
 

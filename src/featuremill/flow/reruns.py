@@ -23,8 +23,8 @@ from featuremill.flow import internals
 from featuremill.flow.screen import refusing
 from featuremill.status import outdated
 from featuremill.status.commands import Problem
-from featuremill.status.delivered import digest_by_looks, reported
 from featuremill.status.reader import RunReader
+from featuremill.status.results import digest_by_looks, reported
 from featuremill.store import formats, ours, stored
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results

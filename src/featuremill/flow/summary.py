@@ -17,8 +17,8 @@ from featuremill.config import Config
 from featuremill.flow.refusals import asks_for_less
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
-from featuremill.status.delivered import reported
 from featuremill.status.outdated import is_computed, is_merged
+from featuremill.status.results import reported
 from featuremill.store import command_line, formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.results import Results

@@ -26,8 +26,8 @@ from featuremill.merge.accounts import FAILURE, LISTED_COLUMNS, Lists
 from featuremill.merge.deliver import Delivering
 from featuremill.merge.identities import Identities, lay_out
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import delivered, ours
-from featuremill.store.delivered import FAILURES, DeliveredFile, DeliveredShard
+from featuremill.store import delivered_shards, ours
+from featuremill.store.delivered_shards import FAILURES, DeliveredFile, DeliveredShard
 from featuremill.store.delivery import Accounts, Written
 from featuremill.store.files import remove_left, scratch, sha256_of
 from featuremill.store.formats import format_of, index_of
@@ -120,7 +120,7 @@ class ByShard:
     def _add_failures(self, failures: Shuffle, number: int) -> npt.NDArray[np.int64]:
         """Add the failed records of a shard to `failures`; return their ordinals in the input."""
         shard = self._shards[number]
-        path = delivered.folder_of(self._folder, shard.key) / FAILURES
+        path = delivered_shards.folder_of(self._folder, shard.key) / FAILURES
         with pa.OSFile(str(path)) as file:
             rows = pa.ipc.open_file(file).read_all()
         (failed,) = rows.combine_chunks().to_batches()
@@ -168,7 +168,7 @@ class ByShard:
         sorted."""
         files = {}
         for number, shard in enumerate(self._shards):
-            folder = delivered.folder_of(self._folder, shard.key)
+            folder = delivered_shards.folder_of(self._folder, shard.key)
             name = format_of(output).part_name.format(number)
             for file in shard.files:
                 if file.output == output:

@@ -34,7 +34,7 @@ from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import Runs, named
 from featuremill.store import (
     command_line,
-    delivered,
+    delivered_shards,
     formats,
     lock_holder,
     ours,
@@ -51,8 +51,8 @@ KEEP = ("all", "parts", "results", "nothing")
 DEFAULT_KEEP = "parts"
 OF_RECIPES = ("receipts", "store/parts", "store/journals")
 """Folders with a folder for each recipe, in the order of removal."""
-SHARDS, IDENTITIES = "store/shards", f"store/{delivered.IDENTITIES}"
-DELIVERED = f"store/{delivered.FOLDER}"
+SHARDS, IDENTITIES = "store/shards", f"store/{delivered_shards.IDENTITIES}"
+DELIVERED = f"store/{delivered_shards.FOLDER}"
 STORED = (*OF_RECIPES, SHARDS, IDENTITIES, DELIVERED)
 """Folders of a run whose files are removed with `--keep results`, and in part with `parts`."""
 OLD_SECONDS = 3600.0
@@ -366,7 +366,7 @@ def _in_results(
 def _is_in_results(path: Path) -> bool:
     """Return whether the file is a delivered one with a second name in the results. Then removing
     it frees nothing."""
-    is_delivered = path.parent.parent.name == delivered.FOLDER
+    is_delivered = path.parent.parent.name == delivered_shards.FOLDER
     return is_delivered and path.exists() and path.lstat().st_nlink > 1
 
 

@@ -37,7 +37,7 @@ from featuremill.merge.gather import IDENTITY, bytes_of_rows, check_values, in_o
 from featuremill.merge.identities import Identities, lay_out
 from featuremill.merge.provenance import provenance_of
 from featuremill.store import disk_space
-from featuremill.store.delivered import (
+from featuremill.store.delivered_shards import (
     ANSWER,
     FAILURES,
     Delivered,

@@ -53,7 +53,7 @@ class Source(Protocol):
     rows_of_shard: npt.NDArray[np.int64]
     scratch: Path
     keys: frozenset[str]
-    """The folders of `store.delivered` that the results are made of."""
+    """The folders of `store.delivered_shards` that the results are made of."""
 
     @property
     def receipts(self) -> Sequence[Receipt | None]:

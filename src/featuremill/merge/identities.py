@@ -25,7 +25,7 @@ from featuremill.base.progress import Progress
 from featuremill.merge.gather import IDENTITY, placed_by_shard
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import stored
-from featuremill.store.delivered import IDENTITIES
+from featuremill.store.delivered_shards import IDENTITIES
 from featuremill.store.files import read_json, replacing_folder, sha256_of, write_json
 from featuremill.store.plan import Plan
 from featuremill.store.records import (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the thread imports them, where a job computes
     from featuremill.config.runs import Runs
     from featuremill.status.project import ProjectState
     from featuremill.status.reader import RunReader
-    from featuremill.status.state import RunState
+    from featuremill.status.run_state import RunState
 
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
 """Seconds from the first job that computes to the first line of totals, and between two lines."""

@@ -15,7 +15,7 @@ from featuremill.base.log import last_error
 from featuremill.base.words import Change, in_words
 from featuremill.config import Run, products
 from featuremill.status.commands import Again, Fix, Problem, RerunBy, shown
-from featuremill.status.delivered import DeliveryState, digest_by_looks
+from featuremill.status.results import DeliveryState, digest_by_looks
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock
 from featuremill.store.files import digest_at, identity_of, sha256_of

@@ -14,7 +14,7 @@ from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.outdated import error_in_log
 from featuremill.status.reader import RunReader
-from featuremill.status.state import (
+from featuremill.status.run_state import (
     DONE,
     DONE_WITH_FAILURES,
     NOT_DONE,

@@ -20,11 +20,11 @@ from featuremill.base.words import counted, in_words
 from featuremill.config import Run, find_run, products
 from featuremill.status import outdated
 from featuremill.status.commands import Commands, Fix, Problem, shown
-from featuremill.status.delivered import DeliveryState, manifest_receipts, read_delivery_state
 from featuremill.status.jobs import TelemetryTail, job_of, time_left
 from featuremill.status.outdated import error_in_log, is_newer, problems_before_plan
+from featuremill.status.results import DeliveryState, manifest_receipts, read_delivery_state
+from featuremill.status.run_state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
 from featuremill.status.shards import Shards
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
 from featuremill.store import command_line, lock_holder, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Group, Reason, read_list

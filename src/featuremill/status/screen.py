@@ -16,7 +16,7 @@ from featuremill.base.words import counted, plain_duration
 from featuremill.lease import gpu_name
 from featuremill.status.jobs import DeviceNow, Job
 from featuremill.status.project import ProjectState
-from featuremill.status.state import RunState
+from featuremill.status.run_state import RunState
 from featuremill.status.view import (
     SEPARATOR,
     done,

@@ -16,8 +16,8 @@ from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.words import counted, in_words, plain_duration
 from featuremill.status.commands import Problem
 from featuremill.status.project import ProjectState
+from featuremill.status.run_state import DONE, DONE_WITH_FAILURES, Phase, RunState, Sums
 from featuremill.status.shards import Shard, State, Work
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, Phase, RunState, Sums
 from featuremill.workload.weights import made_by
 
 WIDTH = 80

@@ -26,7 +26,7 @@ from featuremill.status import screen, view
 from featuremill.status.page import Page
 from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.status.reader import is_run, refusing_what_cannot_be_read
-from featuremill.status.state import NOT_DONE
+from featuremill.status.run_state import NOT_DONE
 from featuremill.store import run_lock
 
 AWAIT_SECONDS = 0.5

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from featuremill.status.commands import Problem
-from featuremill.status.delivered import DeliveryState
 from featuremill.status.jobs import Job, TimeLeft
+from featuremill.status.results import DeliveryState
 from featuremill.status.shards import Shard, State
 from featuremill.store import run_lock
 from featuremill.store.delivery import Written
