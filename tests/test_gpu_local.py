@@ -290,7 +290,9 @@ import sys
 from pathlib import Path
 from snakemake_executor_plugin_gpu_local.shells import Shells
 shells = Shells("/bin/sh", Path("other"))
-print(Path(shells.path("job-1")).parents[1], flush=True)
+paths = [Path(shells.path(f"job-{number}")) for number in range(2)]
+assert len({path.resolve() for path in paths}) == 1, "no program is written while jobs start"
+print(paths[0].parents[1], flush=True)
 sys.stdin.read()
 shells.close()
 """

@@ -1,7 +1,7 @@
 """Programs that stand in for the shells of jobs with GPUs.
 
-A job's shell is a small script in a folder of this process. The script asks this process for the
-job's lease and becomes the real shell. The descriptors of the locks go with it, so the
+A job's shell is a link to a small script in a folder of this process. The script asks this process
+for the job's lease and becomes the real shell. The descriptors of the locks go with it, so the
 lease ends with the job's processes, however they end. When Snakemake dies, its jobs with GPUs are
 ended (`take_over.py`).
 """
@@ -20,7 +20,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ from .lease.folder import try_lock
 PREFIX = "gpu-local-"
 OWNER = "owner"
 """The file of a folder that its process has locked."""
+WITH_LEASE, WITHOUT_LEASE = "with-lease", "without-lease"
+"""The scripts in a folder: one takes the lease of the job that its path names."""
 CREDENTIALS = struct.Struct("3i")
 """The kernel's struct ucred: process, user, group."""
 
@@ -58,29 +60,39 @@ class Shells:
         self._socket.bind(f"\0{self._name}")
         self._socket.listen(128)
         self._folder, self._owner = _folder_for_programs(other_folder)
+        self._write_scripts()
         threading.Thread(target=self._serve, name="gpu-local", daemon=True).start()
+
+    def _write_scripts(self) -> None:
+        """Write the scripts, before any job: the kernel does not execute a file that a process has
+        open for writing, as one has that another thread forks meanwhile ("Text file busy")."""
+        shell = shlex.quote(self._shell)
+        take = shlex.join([sys.executable, "-IS", take_over.__file__, self._name])
+        job = "_gpu_local=${0%/*}"  # the folder of the link
+        scripts = {
+            WITH_LEASE: f'{job}\nexec {take} "${{_gpu_local##*/}}" {shell} "$@"',
+            WITHOUT_LEASE: f'exec {shell} "$@"',
+        }
+        for name, text in scripts.items():
+            (self._folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (self._folder / name).chmod(0o700)
 
     def path(self, name: str) -> str:
         """Return the shell of the job `name`; its lease is offered later."""
-        path = self._script(name)
-        path.parent.mkdir(exist_ok=True)
-        self._write(path, [sys.executable, "-IS", take_over.__file__, self._name, name])
-        return str(path)
+        return str(self._link(name, WITH_LEASE))
 
     def without_lease(self, name: str) -> None:
         """Have the shell of the job `name`, if an earlier attempt had GPUs, ask for none."""
-        path = self._script(name)
-        if path.exists():
-            self._write(path, [])
+        if (self._folder / name).exists():
+            self._link(name, WITHOUT_LEASE)
 
-    def _script(self, name: str) -> Path:
-        # Snakemake treats bash by its name, so the script has the name of the shell.
-        return self._folder / name / Path(self._shell).name
-
-    def _write(self, path: Path, program: Sequence[str]) -> None:
-        """Write the script at `path`: it becomes `program`, if there is one, and that the shell."""
-        path.write_text(f'#!/bin/sh\nexec {shlex.join([*program, self._shell])} "$@"\n')
-        path.chmod(0o700)
+    def _link(self, name: str, script: str) -> Path:
+        # Snakemake treats bash by its name, so the link has the name of the shell.
+        path = self._folder / name / Path(self._shell).name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(Path(os.pardir, script))
+        return path
 
     def offer(self, name: str, held: Lease, command: str) -> None:
         """Keep a lease until the job's shell takes it over."""
