@@ -44,9 +44,9 @@ copyright = "the authors of featuremill, MIT"
 
 root_doc = "docs/index"
 include_patterns = [
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
     *("docs/*.md", "config/*.md", "examples/**.md", "examples/*.ipynb"),
-    *("bench/README.md", "training/README.md", "src/**.md", "packages/*/README.md"),
+    *("bench/*.md", "training/README.md", "src/**.md", "packages/*/*.md"),
 ]
 exclude_patterns = [".*", "results"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
