@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    stall_seconds = arguments.stall_seconds
+    if stall_seconds is None:
+        stall_seconds = STALL_SECONDS.value()
     folder, shard, recipe = Results(enter(arguments)), arguments.shard, arguments.recipe
     plan = folder.read_plan()
     if recipe not in (None, plan.recipe):
@@ -63,9 +66,6 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{folder.shard(shard)}: this shard is gone; run the same command again: it plans anew."
         )
-    stall_seconds = arguments.stall_seconds
-    if stall_seconds is None:
-        stall_seconds = STALL_SECONDS.value()
     Extraction(folder, plan, shard, arguments.threads, stall_seconds).finish()
 
 

@@ -1,4 +1,4 @@
-"""Requests that are refused before the first job, each with a sentence that says what to do. Steps
+"""Requests that are refused before the first job, each with a sentence that has the remedy. Steps
 refuse further ones by `problems_of_files` and `problems_of_records`."""
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def refuse_run_in_run(run: Run) -> None:
 
 
 def refuse_touch_without_plan(run: Run) -> None:
-    """Refuse `--touch` without a plan: Snakemake could not know which receipts to touch."""
+    """Refuse `--touch` without a plan: Snakemake would not see which receipts to touch."""
     path = Results(Path(run.folder)).plan
     if not path.exists():
         raise RefusedError(f"{path}: there is no plan to --touch yet; run first.")

@@ -176,8 +176,8 @@ class Watch:
         return verdicts
 
     def ask_controller(self) -> dict[str, Live] | None:
-        """Return what slurmctld reports of the jobs; None if it does not answer, which a message
-        on the screen says once a minute."""
+        """Return what slurmctld reports of the jobs; None if it does not answer, of which a
+        message is printed once a minute."""
         whose = ["--name", self._name] if self._name else ["--user", str(os.getuid())]
         text = _ask(["squeue", "--noheader", "--states=all", *whose, "--format=%i|%T|%P|%r"])
         if text is not None:
