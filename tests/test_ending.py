@@ -61,7 +61,8 @@ def test_a_worker_that_dies_ends_the_run_and_names_its_test(test, said, suite):
     process = suite(test)
     out, _ = process.communicate(timeout=200)
     assert process.returncode not in (0, 5), out
-    assert f"crashed while running 'test_it.py::{test}'" in out and said in out
+    assert f"crashed while running 'test_it.py::{test}'" in out
+    assert said.replace(".", "") in out.replace(".", ""), "a dot of another test may be between"
     assert "replacing" not in out
 
 
