@@ -45,9 +45,8 @@ def replan_for_more_slots(workflow: Any, run: Run) -> None:
 
     If another workflow imports this one, its target may need no plan, so nothing is done.
     """
-    if internals.only_touches() or internals.is_imported(workflow):
-        return
-    if not internals.executes(workflow):
+    runs_jobs = internals.executes(workflow) and not internals.only_touches()
+    if not runs_jobs or internals.is_imported(workflow):
         return
     folder = Results(Path(run.folder))
     slots = environment.GPUS.value() // run.gpus

@@ -50,6 +50,7 @@ def is_computed(results: str) -> bool:
 
 
 def is_merged(results: str) -> bool:
+    """Return whether there are results of the last plan."""
     folder = Results(Path(results))
     plan, delivery = folder.find_plan(), folder.find_delivery()
     return bool(plan and delivery and delivery.is_of(plan))
@@ -174,12 +175,12 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
     if not plan.weights:
         return
     path = results.placed(plan.weights)
-    asked = weights.model_in(plan.workload, plan.asked)
-    here = results.placed(asked)
-    model = str(here) if here.exists() else asked
-    now = weights.sha256_now(path, model, plan.workload) if asked else ""
+    checkpoint = weights.model_in(plan.workload, plan.asked)
+    is_path = weights.is_path(checkpoint, plan.workload)
+    source = str(results.placed(checkpoint)) if is_path else checkpoint
+    now = weights.sha256_now(path, source, plan.workload) if checkpoint else ""
     if now not in ("", plan.settings.weights_sha256):
-        yield Problem("weights_changed", f"{asked}: this checkpoint {CHANGED}.", Fix("plan"))
+        yield Problem("weights_changed", f"{checkpoint}: this checkpoint {CHANGED}.", Fix("plan"))
         return
     model = weights.model_name_of(plan.settings) or "MODEL"
     verb = weights.command_for(model, plan.workload, plan.weights)

@@ -42,6 +42,7 @@ class RunFile(JsonFile):
 
 
 def folder_here(run_folder: Path) -> str:
+    """Return the working folder relative to the run's folder."""
     return os.path.relpath(Path.cwd(), run_lock.whole_path(run_folder))
 
 
@@ -200,6 +201,7 @@ class Results(NamedTuple):
             )
 
     def find_plan(self) -> Plan | None:
+        """Return the content of plan.json; None if it is missing or damaged."""
         return Plan.find(self.plan)
 
     def find_receipt(self, recipe: str, shard: str) -> Receipt | None:
@@ -218,9 +220,11 @@ class Results(NamedTuple):
 
     def find_exports(self) -> dict[str, Exported]:
         """Return the entries of exports.json that belong to these results, by file name."""
+        if not (entries := read_json(self.exports)):  # manifest.json may be large
+            return {}
         known = {"", sha256_of(self.delivery) if self.delivery.exists() else ""}
         exports = {}
-        for name, about in (read_json(self.exports) or {}).items():
+        for name, about in entries.items():
             with contextlib.suppress(ValidationError):
                 exports[name] = Exported.model_validate(about)
         return {name: each for name, each in exports.items() if each.results in known}
