@@ -37,8 +37,8 @@ OTHER_SAMPLES = {
     # proteins that are drawn
     *(f"commands.audit.{name}" for name in ("command", "measure", "report", "sample")),
     # numbers of a signal
-    *("workloads.pac", "workloads.pac.coupling", "workloads.pac.edf_header"),
-    *("workloads.pac.filters", "workloads.pac.signals"),
+    *("workloads.pac", "workloads.pac.coupling", "workloads.pac.recordings"),
+    "workloads.pac.signals",
     # rows that are drawn
     *("report.embedding", "steps.autoencoders.training", "workloads.esm2.fallbacks"),
     "steps.virnucpro.command",  # a run of VirNucPro
