@@ -223,17 +223,16 @@ def figures(
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    from featuremill.workloads.contacts import regression
     from featuremill.workloads.contacts.attention import Observer
 
     assert weights is not None
-    sizes = sizes_of(weights.metadata)
-    fitted = None
+    sizes, fitted = sizes_of(weights.metadata), None
+    num_maps = (sizes.num_layers, sizes.num_heads)
     if options.regression:
-        fitted = regression.read(Path(options.regression), sizes.num_layers, sizes.num_heads)
+        fitted = CHECKPOINTS.read_regression(Path(options.regression), *num_maps)
     elif options.needs_regression:
-        fitted = regression.of_weights(weights.path)
-    observer = Observer(sizes.num_layers, sizes.num_heads, fitted)
+        fitted = CHECKPOINTS.regression_of(weights.path)
+    observer = Observer(*num_maps, fitted)
     network = esm2.load(options.of_esm2, devices, weights, observer.backend)
     return Model(network.encoder, observer, options, network.backend)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from featuremill.workloads.contacts import tiles
-from featuremill.workloads.contacts.regression import Regression
+from featuremill.workloads.contacts.sources import Regression
 from featuremill.workloads.contacts.tiles import Tile
 from featuremill.workloads.esm2 import lanes
 from featuremill.workloads.esm2.attention import Backend
