@@ -35,7 +35,7 @@ OTHER_SAMPLES = {
     # readings of a job
     *("extract.recorder", "store.receipt", "store.telemetry", "report.shards", "status.jobs"),
     # proteins that are drawn
-    *(f"commands.audit.{name}" for name in ("command", "measure", "report", "sample")),
+    *(f"commands.audit.{name}" for name in ("command", "measure", "report")),
     # numbers of a signal
     *("workloads.pac", "workloads.pac.coupling", "workloads.pac.recordings"),
     "workloads.pac.signals",

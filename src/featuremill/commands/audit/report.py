@@ -15,8 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.commands.audit.measure import REFERENCE, Compared, Measured, Task
-from featuremill.commands.audit.sample import Protein, Sample
+from featuremill.commands.audit.measure import (
+    REFERENCE,
+    Compared,
+    Measured,
+    Protein,
+    Sample,
+    Task,
+)
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, wrapped
 from featuremill.workload import Kind
