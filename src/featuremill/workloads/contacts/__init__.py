@@ -25,7 +25,7 @@ from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
 from featuremill.workloads.esm2 import start_ahead as start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
-from featuremill.workloads.scores.kin import ESM_1, refuse_beyond_positions
+from featuremill.workloads.scores.sources import ESM_1, refuse_beyond_positions
 
 if TYPE_CHECKING:
     import pyarrow as pa

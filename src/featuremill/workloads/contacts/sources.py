@@ -26,7 +26,7 @@ from featuremill.workloads.esm2.architecture import ESM_1V
 from featuremill.workloads.esm2.layout import Entry
 from featuremill.workloads.esm2.sources import NUMBERS as NUMBERS
 from featuremill.workloads.esm2.sources import SUGGESTED as SUGGESTED
-from featuremill.workloads.scores.kin import ESM_1, ESM_1B_NAME
+from featuremill.workloads.scores.sources import ESM_1, ESM_1B_NAME
 
 if TYPE_CHECKING:
     from torch import Tensor
