@@ -38,7 +38,7 @@ Vector = npt.NDArray[np.floating[Any]]
 
 
 class Options(TableOptions):
-    """What a config may set under `options`; `featuremill store import` prints them."""
+    """The config `options`, which `featuremill store import` prints."""
 
     declared: str = Field(min_length=1)
     """Who published the vectors, and of which model, in words: all that is known of them."""
