@@ -25,7 +25,7 @@ HEX_DIGITS = 64
 
 
 class Writer:
-    """Writes each block as a row group. Vectors are not compressed, as that saves hardly any space."""
+    """Writes each block as a row group. Vectors are not compressed, as that saves hardly any."""
 
     def __init__(self, target: Target, *, has_statistics: bool = True) -> None:
         """Without `has_statistics`, the values have no minimum and maximum in the footer."""
