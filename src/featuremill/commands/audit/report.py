@@ -247,9 +247,7 @@ def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Wo
     by_row: dict[int, Compared] = {}
     for record in sorted(compared, key=lambda record: record.cosine_min, reverse=True):
         by_row[record.row] = record
-    farthest = sorted(by_row.values(), key=lambda record: (record.cosine_min, record.row))[
-        :NUM_WORST
-    ]
+    farthest = sorted(by_row.values(), key=lambda record: (record.cosine_min, record.row))
     return [
         Worst(
             id=proteins[record.row].id,
@@ -258,7 +256,7 @@ def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Wo
             cosine_min=record.cosine_min if record.is_finite else None,
             relative_l2=record.relative_l2 if record.is_finite else None,
         )
-        for record in farthest
+        for record in farthest[:NUM_WORST]
     ]
 
 

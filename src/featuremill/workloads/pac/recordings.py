@@ -376,7 +376,7 @@ def _number(field: bytes) -> float:
     return float(field.decode("latin-1").strip().strip("\0").replace(",", "."))
 
 
-def shortened(names: Sequence[str], most: int = 10) -> str:
-    """Return the first of these names, and how many others there are."""
-    shown = list(names[:most])
-    return listed(shown if len(names) <= most else [*shown, f"{len(names) - most:,} others"])
+def shortened(names: Sequence[str]) -> str:
+    """Return up to ten of the names as a text, with the number of the others."""
+    others = [f"{len(names) - 10:,} others"] if len(names) > 10 else []
+    return listed([*names[:10], *others])

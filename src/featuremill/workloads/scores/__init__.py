@@ -94,7 +94,7 @@ def weights(options: Options) -> str:
 
 
 def caution(options: Options) -> str:
-    """Return what to know about networks other than ESM-2, and the cost of an ensemble."""
+    """Return a caution about networks other than ESM-2, and about the cost of an ensemble."""
     cautions = [esm2.caution(esm2.Options(model=each)) for each in sources.members(options.model)]
     if (num := len(cautions)) > 1:
         cautions.append(

@@ -61,13 +61,6 @@ def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
     return own_T
 
 
-def _of_residues(log_probabilities_RV: Tensor) -> Tensor:
-    """Return log_probabilities_RE: of each residue, summed over the 3Di letters."""
-    pairs = log_probabilities_RV[:, NUM_SPECIAL:]
-    of_pairs: Tensor = pairs.reshape(-1, len(RESIDUES), len(STRUCTURES)).logsumexp(2)
-    return of_pairs[:, RESIDUE_OF_TOKEN.tolist()]
-
-
 class Head:
     """The head on the device of an encoder's last layer."""
 
@@ -92,19 +85,20 @@ class Head:
 
     @torch.inference_mode()
     def log_probabilities(self, hidden_TD: Tensor, rows_R: Tensor) -> Tensor:
-        """Return log_probabilities_RV of the rows `rows_R` of a pack."""
-        parts = [
-            self._scores(hidden_TD.index_select(0, rows)) for rows in torch.split(rows_R, ROWS)
-        ]
+        """Return log_probabilities_RE of the rows `rows_R` of a pack."""
+        parts = []
+        for rows in torch.split(rows_R, ROWS):
+            num_rows = len(rows)
+            padded_RD = F.pad(hidden_TD.index_select(0, rows), (0, 0, 0, ROWS - num_rows))
+            dense_RD = self._dense.gelu(padded_RD)
+            normed_RD = F.layer_norm(dense_RD, dense_RD.shape[1:], *self._norm, NORM_EPSILON)
+            all_RV = self._decoder(normed_RD)[:num_rows].log_softmax(-1)
+            if self._is_saprot:  # add up the probabilities of all structures of a residue
+                pairs = all_RV[:, NUM_SPECIAL:].reshape(-1, len(RESIDUES), len(STRUCTURES))
+                parts.append(pairs.logsumexp(2)[:, RESIDUE_OF_TOKEN.tolist()])
+            else:
+                parts.append(all_RV[:, :NUM_TOKENS])
         return torch.cat(parts)
-
-    def _scores(self, hidden_RD: Tensor) -> Tensor:
-        num_rows = len(hidden_RD)
-        padded_RD = F.pad(hidden_RD, (0, 0, 0, ROWS - num_rows))
-        dense_RD = self._dense.gelu(padded_RD)
-        normed_RD = F.layer_norm(dense_RD, dense_RD.shape[1:], *self._norm, NORM_EPSILON)
-        all_RV = self._decoder(normed_RD)[:num_rows].log_softmax(-1)
-        return _of_residues(all_RV) if self._is_saprot else all_RV[:, :NUM_TOKENS]
 
 
 class Network(NamedTuple):
