@@ -25,8 +25,7 @@ from typing import Any, TextIO
 from featuremill.base import faults, late_pandas, this_process
 from featuremill.base.devices import Device, with_processors
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.extract import staging
-from featuremill.extract.job import Job
+from featuremill.extract import Job, staging
 from featuremill.extract.pipeline import Pipeline, Shard, Watch
 from featuremill.lease.environment import CUDA_DEVICE_ORDER
 from featuremill.store import journal

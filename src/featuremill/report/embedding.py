@@ -15,7 +15,7 @@ from featuremill.base.arrays import matrix
 from featuremill.base.id_columns import WHOLE
 from featuremill.base.text import clipped
 from featuremill.config.project import draws_records
-from featuremill.features.shown import MOST_SHOWN, Shown
+from featuremill.features.records import MOST_SHOWN, Shown
 from featuremill.features.table import Table
 from featuremill.store.records import STATUSES, read_records, whole_ids
 from featuremill.workload.figures import Figure

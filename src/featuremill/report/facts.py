@@ -15,7 +15,7 @@ from featuremill.base import tsv, words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import ID, KEYS, SAMPLE, IdColumns
 from featuremill.base.text import clipped
-from featuremill.features.shown import Labels, Shown
+from featuremill.features.records import Labels, Shown
 from featuremill.features.table import Table
 from featuremill.inputs import columns, labels
 from featuremill.report import embedding, lengths
