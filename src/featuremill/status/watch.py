@@ -18,7 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from featuremill.base import streams
+from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs, named
@@ -107,7 +107,7 @@ def _watch(
         output.show(now)
         if page:
             page.show(now)
-        if not streams.is_read():  # it ends as SIGPIPE would end it
+        if not this_process.is_output_read():  # it ends as SIGPIPE would end it
             raise SystemExit(128 + signal.SIGPIPE)
     raise AssertionError("polling does not end by itself")
 
