@@ -14,8 +14,8 @@ from featuremill import step
 from featuremill.base.entry_points import older
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
-from featuremill.config import Features, Origin, Records, Run
-from featuremill.config.yaml_lines import Places
+from featuremill.config import Features, Records, Run, problems, yaml_lines
+from featuremill.config.problems import Origin, Places
 from featuremill.step import ChecksFiles, ChecksRecords, DrawsRecords, MakesRecords, finding
 from featuremill.step.finding import step_of
 from featuremill.store import formats
@@ -106,7 +106,7 @@ def validate(
         key: {} if raw[key] is None else raw[key] for key in finding.known() if key in raw
     }
     model = finding.sections(list(raw_sections))
-    checked = configs.checked(model, raw_sections, (), dict, origin)
+    checked = problems.checked(model, raw_sections, (), dict, origin)
     # A section without an entry is left out.
     sections = {key: section for key in raw_sections if (section := getattr(checked, key))}
     features = {key: value for key, value in raw.items() if key not in raw_sections}
@@ -214,13 +214,13 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
     """Return the config and origin of each set of features, or the config without `features:`."""
     if FEATURES not in raw:
         return [(raw, origin)]
-    configs.refuse_impossible(raw, origin)
+    problems.refuse_impossible(raw, origin)
     raw_sets = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
     sets = {str(name): {} if keys is None else keys for name, keys in raw_sets.items()}
     # The content of a set is validated later, as that of a run.
     names = {name: {} if isinstance(keys, Mapping) else keys for name, keys in sets.items()}
     checked = {**raw, FEATURES: names or raw[FEATURES]}
-    whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
+    whole = problems.checked(Several, checked, (), _elsewhere, origin, finding.known())
     _refuse_path(whole.run, origin)
     records = {key: getattr(whole, key) for key in ("inputs", "samples", "store", "results")}
     configs_of_sets: list[tuple[Mapping[str, Any], Origin]] = []
@@ -308,7 +308,7 @@ def _elsewhere() -> dict[str, str]:
 
 def read(path: Path) -> ProjectConfig:
     """Return the validated project in the YAML file `path`; the files of its options exist."""
-    raw, places = configs.load(path)
+    raw, places = yaml_lines.read(path)
     project = validate(raw, str(path), places)
     for run in project.runs.values():
         configs.check_outputs(run)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill import config as configs
 from featuremill.base.errors import UserError
-from featuremill.config import Run, project
+from featuremill.config import Run, project, yaml_lines
 from featuremill.step import Product
 from featuremill.store import command_line, run_lock
 from featuremill.store.results import runs_below
@@ -59,7 +58,7 @@ def named(typed: Path) -> Runs:
         is_run = (typed / "plan.json").exists() or (typed / "store").exists()
         is_project = below and run_lock.is_in_results(typed) and not is_run
         return Runs(typed, below if is_project else [typed])
-    raw, places = configs.load(typed)
+    raw, places = yaml_lines.read(typed)
     config = project.validate(raw, str(typed), places)
     elsewhere = [typed.parent / folder for folder in config.folders]
     for folder in (*config.folders, *elsewhere):

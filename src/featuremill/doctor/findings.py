@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from featuremill.base import devices
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import free_memory_mb
-from featuremill.config import Origin, checked, project
+from featuremill.config import project
+from featuremill.config.problems import Origin, checked
 from featuremill.doctor.gpus import Gpu, Node, read_node
 from featuremill.doctor.trial import Trial, try_devices
 from featuremill.lease.environment import DEVICES
