@@ -184,9 +184,9 @@ def _name_folder(parsed: argparse.Namespace) -> None:
 
             if (path / "store").exists() or not runs_below(path):
                 return path
-        from featuremill.config import runs
+        from featuremill.config import project
 
-        return runs.only_folder(path)
+        return project.only_folder(path)
 
     if hasattr(parsed, "run_folder"):
         parsed.run_folder = folder_of(parsed.run_folder)

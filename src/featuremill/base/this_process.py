@@ -1,4 +1,5 @@
-"""The running process and its machine: streams, parents, memory, processors, disks, versions."""
+"""The running process and its machine: its streams, parents, memory, processors,
+disks and versions, and an argument of its command line."""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featuremill.base import __version__
 from featuremill.lease.program import die_with_parent as die_with_parent
+
+if TYPE_CHECKING:
+    import argparse
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 VERSION = __version__
@@ -216,3 +220,11 @@ def take_space(descriptor: int, start: int, size: int) -> None:
 def nearest_folder(path: Path) -> Path:
     """Return an absolute path if it is a folder, or else its nearest existing parent."""
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
+
+
+def add_runs(parser: argparse.ArgumentParser, without: str = "") -> None:
+    """Add the argument that names runs; `without` ends its help if it may be omitted."""
+    help = "results/<run>, or the config that featuremill run takes"
+    more: dict[str, Any] = {"nargs": "?"} if without else {}
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help=help + without, **more)
+    parser.set_defaults(takes_configs=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from featuremill.config import Run, check_outputs, products, project, yaml_lines
 from featuremill.config.problems import Places
-from featuremill.config.runs import Runs
+from featuremill.config.project import Runs
 from featuremill.flow import (
     guard,
     imported,

@@ -21,7 +21,7 @@ from rich.text import Text
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
-from featuremill.config.runs import Runs, named
+from featuremill.config.project import Runs, runs_of
 from featuremill.status import screen, view
 from featuremill.status.page import Page
 from featuremill.status.project import ProjectReader, ProjectState
@@ -45,7 +45,7 @@ log = logging.getLogger("featuremill.top")
 
 def run(arguments: argparse.Namespace) -> int:
     run_folder: Path = arguments.run_folder
-    runs = named(run_folder)
+    runs = runs_of(run_folder)
     if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
         raise UserError(
             f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
