@@ -1,5 +1,5 @@
-"""The running process and its machine: its streams, parents, memory, processors,
-disks and versions, and an argument of its command line."""
+"""The running process and its machine: streams, parents, memory, processors, disks, versions; and
+an argument of its command line."""
 
 from __future__ import annotations
 
