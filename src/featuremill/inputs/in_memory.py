@@ -98,8 +98,8 @@ def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Tab
         ids = range(len(texts))
     else:
         raise UserError(
-            f"inputs: this is of type {type(inputs).__name__}; give the path of a file, sequences or "
-            "a DataFrame."
+            f"inputs: this is of type {type(inputs).__name__}; give the path of a file, sequences "
+            "or a DataFrame."
         )
     names = list(map(str, ids))
     for name, text in zip(names, texts, strict=True):
