@@ -20,12 +20,7 @@ import pyarrow as pa
 from featuremill import beside, config
 from featuremill.base import faults, reasons
 from featuremill.base.arrays import matrices
-from featuremill.base.devices import (
-    Device,
-    devices_for,
-    planning_device,
-    with_processors,
-)
+from featuremill.base.devices import Device, devices_for, planning_device, with_processors
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.base.id_columns import accessions
 from featuremill.base.progress import CallBack, on_terminal

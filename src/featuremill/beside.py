@@ -72,11 +72,8 @@ class Jobs(NamedTuple):
 
 
 def jobs_of(device: str, gpus: Gpus | None, workers: int | None) -> Jobs:
-    """Return the processes that a call in Python asks for, by its arguments; 0 for this one.
-
-    Raises:
-        UserError: an argument is wrong, or there is no such GPU.
-    """
+    """Return the processes that the arguments of a call ask for, 0 of them for this process; raise
+    UserError if an argument is wrong, or there is no such GPU."""
     is_free = device == "auto" or (device == "cpu" and gpus is None)
     values = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
     named = [f"{key}={value!r}" for key, value in values.items() if value is not None]

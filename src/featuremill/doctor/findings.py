@@ -17,14 +17,7 @@ from featuremill.doctor.trial import Trial, try_devices
 from featuremill.lease.environment import DEVICES
 from featuremill.lease.offer import named
 from featuremill.store.results import Results
-from featuremill.workload import (
-    DEFAULT,
-    Device,
-    EstimatesMemory,
-    Weights,
-    find_workload,
-    optional,
-)
+from featuremill.workload import DEFAULT, Device, EstimatesMemory, Weights, find_workload, optional
 from featuremill.workload import weights as weights_command
 
 USUAL_MEMORY_MB = 2048

@@ -20,14 +20,7 @@ from featuremill.features.table import Table
 from featuremill.inputs import columns, labels
 from featuremill.report import embedding, lengths
 from featuremill.report.lengths import Lengths
-from featuremill.report.shards import (
-    Piece,
-    Shard,
-    busy_seconds,
-    pieces_of,
-    shard_of,
-    wall_seconds,
-)
+from featuremill.report.shards import Piece, Shard, busy_seconds, pieces_of, shard_of, wall_seconds
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of

@@ -54,10 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.once:
         _await_run(runs)
     reader = ProjectReader(runs)
-    with (
-        refusing_what_cannot_be_read(run_folder),
-        _output_for(arguments) as output,
-    ):
+    with refusing_what_cannot_be_read(run_folder), _output_for(arguments) as output:
         last = _poll_once(reader) if arguments.once else _watch(reader, output, page)
         if page:
             page.show(last, is_last=True)
