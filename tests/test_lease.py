@@ -24,6 +24,7 @@ from featuremill.lease.acquire import Lease
 from featuremill.lease.choice import Chooser
 from featuremill.lease.condition import Condition
 from featuremill.lease.environment import Policy
+from featuremill.lease.errors import UserError
 from featuremill.lease.request import Request
 
 HELD = "1 GPU did not become free in 0 s"
@@ -181,6 +182,19 @@ def test_who_waits_says_for_what_again_and_again(node_of):
         assert all(what in line for line in lines), lines
     assert f"GPU 2 (2200): used by process {os.getpid()} (" in head.stderr.readline()
     end(holder)
+
+
+def test_who_waits_behind_a_stopped_process_hears_of_it(node_of):
+    leases = node_of(2)
+    leases.hold("--devices", 0)
+    stopped = leases.queue("--devices", 0)
+    wait_for(lambda: "held by" in stopped.stderr.readline())
+    os.kill(stopped.pid, signal.SIGSTOP)
+    behind = leases.start("--devices", 1)
+    said = behind.stderr.readline()
+    assert f"others came first; process {stopped.pid} (" in said
+    assert ") is stopped: continue or end it" in said
+    os.kill(stopped.pid, signal.SIGCONT)
 
 
 def test_children_keep_a_lease_on_purpose_only(node_of):
@@ -462,6 +476,13 @@ def test_exclusive_compute_mode_allows_one_slot(node_of):
     holder = leases.hold("--slots-per-gpu", 4)
     assert HELD in leases("--slots-per-gpu", 4, "--wait", 0, status=3)[1]
     end(holder)
+
+
+def test_a_mistaken_number_of_slots_leaves_no_files_for_all_users(node_of):
+    leases = node_of(1)
+    said = leases("--slots-per-gpu", 40_000, status=2)[1]
+    assert "a GPU of 40000 slots is impossible; give at most 256." in said
+    assert not [*leases.node.locks.glob("*.slot")]
 
 
 def test_slices_are_devices(node_of):
@@ -784,6 +805,20 @@ def test_a_full_disk_is_named_with_its_file_and_a_lease_needs_no_note(tmp_path, 
     slot.note()
     assert [holder.device for holder in slots.holders(tmp_path)] == ["GPU-0"]
     slot.close()
+    condition.Failures(tmp_path, "GPU-0").add("it fell over")
+    with contextlib.closing(os.fdopen(folder.open_lock(queue), "rb")) as again:
+        assert folder.try_lock(again.fileno()), "a process with other jobs goes on"
+
+
+def test_a_slot_that_cannot_be_used_leaves_its_device_to_others(tmp_path):
+    slot = tmp_path / "GPU-0@0of1.slot"
+    slot.mkdir()
+    with pytest.raises(UserError, match="not a plain file"):
+        slots.take(tmp_path, "GPU-0", 1)
+    slot.rmdir()
+    held = slots.take(tmp_path, "GPU-0", 2).slot
+    assert held
+    held.close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")

@@ -106,6 +106,16 @@ class Process(NamedTuple):
         except OSError:
             return ""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped, as by Ctrl-Z."""
+        try:
+            return (
+                Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+            )
+        except OSError:
+            return False
+
     def __str__(self) -> str:
         who = ": ".join(filter(None, (self.user, self.command)))
         return f"process {self.pid}" + (f" ({who})" if who else "")
@@ -166,13 +176,13 @@ class Failures:
         return []
 
     def _write(self, failures: list[tuple[float, str]]) -> None:
-        try:
+        with contextlib.suppress(UserError, OSError):  # losing this note must not cost results
             descriptor = open_lock(self._path)
-        except UserError:  # losing this note must not cost computed results
-            return
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(failures).encode(), 0)
-        os.close(descriptor)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(failures).encode(), 0)
+            finally:
+                os.close(descriptor)
 
     def add(self, how: str) -> None:
         self._write([*self.read()[-10:], (time.time(), how)])
