@@ -17,7 +17,7 @@ from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.config import project
 from featuremill.steps.groups import Groups, write
 from featuremill.steps.transfer import Transfer
-from featuremill.steps.transfer import write as transfer
+from featuremill.steps.transfer import command as transfer
 from featuremill.store.results import Results
 
 SEQUENCES = [sequence.replace("W", "V") for _, sequence in random_records(12)]

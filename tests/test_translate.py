@@ -32,8 +32,8 @@ from featuremill.__main__ import main
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.inputs import fasta, kinds, nucleotides
 from featuremill.steps.translate import chunks, contigs, folder, orfs
+from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.genetic_code import COMPLEMENT, genetic_code, reverse_complement
-from featuremill.steps.translate.write import translate
 from featuremill.store.formats import RECORD
 from featuremill.workload import Record
 

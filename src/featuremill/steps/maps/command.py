@@ -8,7 +8,7 @@ from pathlib import Path
 
 from featuremill.kit.tables import add_options
 from featuremill.kit.text import records
-from featuremill.steps.maps import FILE, Maps
+from featuremill.steps.maps.section import FILE, Maps
 
 log = logging.getLogger("featuremill.map")
 
@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run `featuremill map`."""
-    from featuremill.steps.maps.keep import Settings, compute
+    from featuremill.steps.maps.keep import compute
 
-    settings = Settings(arguments.seed, arguments.perplexity)
-    kept = compute(arguments.run_folder, settings)
+    options = Maps.model_construct(seed=arguments.seed, perplexity=arguments.perplexity)
+    kept = compute(arguments.run_folder, options)
     log.info("%s: %s by t-SNE", arguments.run_folder / FILE, records(len(kept.ids)))

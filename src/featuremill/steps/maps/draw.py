@@ -27,6 +27,7 @@ from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share
 from featuremill.steps.maps import keep, plane
 from featuremill.steps.maps.agreement import agreement
+from featuremill.steps.maps.section import Maps
 
 FIELDS = re.compile(r"\s(?:OS|OX|GN|PE|SV|Tax|TaxID|RepID|n)=")
 """The beginnings of UniProt's and UniRef's fields (https://www.uniprot.org/help/fasta-headers)."""
@@ -151,7 +152,7 @@ def _stored_or_new(shown: Shown) -> keep.Kept | None:
         return None
     table = (shown.folder, digest, shown.column, shown.ids, shown.vectors, shown.total)
     try:
-        return keep.keep(*table, keep.Settings())
+        return keep.keep(*table, Maps())
     except OSError as error:  # the folder of results may be read-only
         log.warning("%s; so the map is without t-SNE.", error)
         return None

@@ -21,19 +21,14 @@ from featuremill.kit.processes import VERSION
 from featuremill.kit.runs import Results
 from featuremill.kit.text import records
 from featuremill.steps.maps import plane
-from featuremill.steps.maps.limits import FILE, MOST_RECORDS, PERPLEXITY
+from featuremill.steps.maps.section import FILE, Maps
 
 CARD = b"featuremill"
 """The metadata key of the map's settings, versions and digest of values."""
+MOST_RECORDS = 50_000
+"""The largest number of evenly spaced records in a map."""
 COLUMNS = ("tsne_1", "tsne_2")
 log = logging.getLogger("featuremill.map")
-
-
-class Settings(NamedTuple):
-    """The settings of t-SNE."""
-
-    seed: int = 0
-    perplexity: float = PERPLEXITY
 
 
 class Kept(NamedTuple):
@@ -80,7 +75,7 @@ def keep(
     ids: Sequence[str],
     vectors: np.ndarray,
     total: int,
-    settings: Settings,
+    options: Maps,
 ) -> Kept:
     """Compute the positions of `vectors` (N, D) of the records `ids`, a sample of `total` records,
     and write map.parquet. `digest` is `made_of(folder)` from before the vectors were read. Vectors
@@ -88,12 +83,12 @@ def keep(
     log.info("t-SNE of %s", records(len(ids)))
     order = sorted(range(len(ids)), key=ids.__getitem__)
     xy = np.empty((len(ids), len(COLUMNS)))
-    xy[order] = plane.neighbour_plane(vectors[order], settings.seed, settings.perplexity)
+    xy[order] = plane.neighbour_plane(vectors[order], options.seed, options.perplexity)
     card: dict[str, Any] = {
         "featuremill": VERSION,
         "made_of": digest,
         "column": column,
-        **settings._asdict(),
+        **options.model_dump(),
         "records": len(ids),
         "of": total,
         "versions": plane.versions(),
@@ -105,7 +100,7 @@ def keep(
     return Kept(card, list(ids), xy)
 
 
-def compute(folder: Path, settings: Settings) -> Kept:
+def compute(folder: Path, options: Maps) -> Kept:
     """Compute the map of a run, with up to `MOST_RECORDS` evenly spaced records and the records of
     its report.
 
@@ -132,4 +127,4 @@ def compute(folder: Path, settings: Settings) -> Kept:
     vectors = run.take(rows).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise UserError(f"{run.name}: {run.column} has numbers that are not finite, so no map.")
-    return keep(folder, digest, run.column, run.ids_of(rows), vectors, run.num_rows, settings)
+    return keep(folder, digest, run.column, run.ids_of(rows), vectors, run.num_rows, options)

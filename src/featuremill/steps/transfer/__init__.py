@@ -22,7 +22,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "search": Command(
         "find the records nearest to a sequence or to another record",
-        "featuremill.steps.transfer.search.command",
+        "featuremill.steps.transfer.search",
     ),
     "transfer": Command(
         "assign each record the label of its nearest labelled records",
@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "verify": Command(
         "check the digests and counts of results, and recompute some records",
-        "featuremill.steps.transfer.verify.command",
+        "featuremill.steps.transfer.verify",
     ),
 }
 
@@ -83,7 +83,7 @@ def problems_of_files(sections: Mapping[str, Transfer], project: Project) -> Pro
 
 def problems_of_records(sections: Mapping[str, Transfer], project: Project) -> Problems:
     """Yield errors of tables of which no label belongs to a record."""
-    from featuremill.steps.transfer.write import labelled
+    from featuremill.steps.transfer.command import labelled
 
     for name, section in sections.items():
         *_, folder = features_of(section, project)

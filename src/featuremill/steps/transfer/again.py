@@ -19,8 +19,8 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import versions
 from featuremill.kit.runs import Delivery, read_shard
 from featuremill.kit.workloads import find_workload, records_of
-from featuremill.steps.transfer.search.recipe import Origin, Recipe
-from featuremill.steps.transfer.verify.written import Stored
+from featuremill.steps.transfer.recipe import Origin, Recipe
+from featuremill.steps.transfer.written import Stored
 
 BOUNDS = {"bf16": 2e-2, "fp16": 5e-3}
 """The bound of the mean relative L2 for 16-bit dtypes, as in `featuremill audit`."""

@@ -22,7 +22,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.ids import accession
 from featuremill.kit.text import clipped, counted, one_line
 from featuremill.kit.workloads import Record
-from featuremill.steps.transfer.search.recipe import Recipe
+from featuremill.steps.transfer.recipe import Recipe
 
 MOST_NAMED = 5
 """The most queries without a vector that are logged one by one."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import counted
-from featuremill.steps.transfer.verify.again import Column, Drawn, again, payloads_of
-from featuremill.steps.transfer.verify.written import Stored, written
+from featuremill.steps.transfer.again import Column, Drawn, again, payloads_of
+from featuremill.steps.transfer.written import Stored, written
 
 DIFFERS = 1
 MOST_SHOWN = 20
