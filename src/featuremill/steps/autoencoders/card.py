@@ -12,11 +12,9 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.files import JsonFile, JsonRecord, Number, write_json
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import listed
-from featuremill.kit.workloads import refuse_lacking
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
-from featuremill.steps.autoencoders.variables import PACKAGES
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
@@ -209,7 +207,6 @@ def read(folder: Path) -> tuple[Card, dict[str, Any]]:
         UserError: the folder has no trained autoencoder.
         IntegrityError: a file is damaged or was changed.
     """
-    refuse_lacking(PACKAGES)
     from safetensors.torch import load_file
 
     missing = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from featuremill.kit.devices import HELP_OF_DEVICES, GpuOptions
 from featuremill.kit.errors import UserError
 from featuremill.kit.tables import add_options, words_of
-from featuremill.steps.autoencoders import OPTIONS, Autoencoder
+from featuremill.steps.autoencoders import OPTIONS, PACKAGES, Autoencoder
 
 if TYPE_CHECKING:
     from featuremill.steps.autoencoders.card import Options
@@ -102,6 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
         gpus.check()
         if gpus.devices and getattr(arguments, "device", "") == "cpu":
             raise UserError(f"--devices {gpus.devices}: --device cpu takes no GPU; drop one.")
+    if arguments.act != "estimate":
+        from featuremill.kit.workloads import refuse_lacking
+
+        refuse_lacking(PACKAGES)
     if arguments.act == "train":
         from featuremill.steps.autoencoders import train
 

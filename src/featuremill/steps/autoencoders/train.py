@@ -18,7 +18,6 @@ from featuremill.kit.files import delivering, note, replacing, sha256_of, write_
 from featuremill.kit.locks import locked
 from featuremill.kit.processes import versions
 from featuremill.kit.text import count, counted, human_bytes, records
-from featuremill.kit.workloads import refuse_lacking
 from featuremill.steps.autoencoders import card, estimate, origin
 from featuremill.steps.autoencoders.card import (
     CARD,
@@ -30,7 +29,6 @@ from featuremill.steps.autoencoders.card import (
     Source,
 )
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
-from featuremill.steps.autoencoders.variables import PACKAGES
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 
 LOG_SECONDS = 10.0
@@ -63,7 +61,6 @@ def train(arguments: Arguments) -> None:
     Raises:
         UserError: the run, an option or the output is wrong.
     """
-    refuse_lacking(PACKAGES)
     from featuremill.steps.autoencoders import ranks
 
     if ranks.is_rank():
