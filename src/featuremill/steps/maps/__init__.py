@@ -64,7 +64,7 @@ def _listed(folder: Path) -> State:
     """Return the state of a map from its card. It is current if its digest of the values is that
     of the results."""
     from featuremill.kit.files import sha256_of
-    from featuremill.steps.maps.keep import made_of, read_card
+    from featuremill.steps.maps.command import made_of, read_card
 
     card, manifest = read_card(folder), folder / "manifest.json"
     is_same = card.get("made_of") == made_of(folder)
