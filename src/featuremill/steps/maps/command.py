@@ -58,20 +58,23 @@ def run(arguments: argparse.Namespace) -> None:
     digest, tables = made_of(root), [root / "embeddings.parquet", root / "embeddings"]
     table = next((Table(path) for path in tables if path.exists()), None)
     columns = features.columns_of(table.schema) if table else {}
-    run = features.open(root, next(iter(columns), None))  # the column of the report
-    if run.num_rows < plane.LEAST_RECORDS:
+    opened = features.open(root, next(iter(columns), None))  # the column of the report
+    if opened.num_rows < plane.LEAST_RECORDS:
         raise UserError(
-            f"{run.name}: {records(run.num_rows)} with features; t-SNE needs {plane.LEAST_RECORDS}."
+            f"{opened.name}: {records(opened.num_rows)} with features; t-SNE needs "
+            f"{plane.LEAST_RECORDS}."
         )
-    rows = np.arange(run.num_rows)
+    rows = np.arange(opened.num_rows)
     if len(rows) > MOST_RECORDS:
         some = np.linspace(0, len(rows) - 1, MOST_RECORDS).round().astype(np.int64)
-        rows = np.union1d(some, run.table.spread(MOST_SHOWN, run.width))
-    vectors = run.take(rows).astype(np.float32)
+        rows = np.union1d(some, opened.table.spread(MOST_SHOWN, opened.width))
+    vectors = opened.take(rows).astype(np.float32)
     if not np.isfinite(vectors).all():
-        raise UserError(f"{run.name}: {run.column} has numbers that are not finite, so no map.")
-    ids = run.ids_of(rows)
-    keep(root, digest, run.column, ids, vectors, run.num_rows, options)
+        raise UserError(
+            f"{opened.name}: {opened.column} has numbers that are not finite, so no map."
+        )
+    ids = opened.ids_of(rows)
+    keep(root, digest, opened.column, ids, vectors, opened.num_rows, options)
     log.info("%s: %s by t-SNE", root / FILE, records(len(ids)))
 
 
