@@ -47,7 +47,7 @@ from featuremill.contract import WorkloadContract
 from featuremill.workload import RecordFailed, weights
 from featuremill.workload.compute import values_in_batches, values_of
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import architectures, check, padding, vocabulary
+from featuremill.workloads.encoder import architectures, loader, padding, vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 CPU = cpu()
@@ -227,7 +227,7 @@ def test_where_memory_runs_out_groups_get_smaller_and_values_stay(folders, monke
                 for (place,), row in zip(places, rows.to_pylist(), strict=True)}  # fmt: skip
 
     expected = computed()
-    real, sizes = architectures.Encoder.hidden_states, []
+    real, sizes = loader.Encoder.hidden_states, []
 
     def hidden_states(self, tokens, is_token, wanted):
         if tokens.numel() > 256:
@@ -235,7 +235,7 @@ def test_where_memory_runs_out_groups_get_smaller_and_values_stay(folders, monke
         sizes.append(tokens.numel())
         return real(self, tokens, is_token, wanted)
 
-    monkeypatch.setattr(architectures.Encoder, "hidden_states", hidden_states)
+    monkeypatch.setattr(loader.Encoder, "hidden_states", hidden_states)
     monkeypatch.setattr(padding, "MOST_FILLING", 1.0)
     found = computed()
     assert not refused and len(warned) == 1 and "batch_tokens" in warned[0] and max(sizes) > 128
@@ -244,22 +244,22 @@ def test_where_memory_runs_out_groups_get_smaller_and_values_stay(folders, monke
             assert relative_l2(torch.tensor(found[place][name]), torch.tensor(value)) <= FP32_L2
 
 
-@pytest.mark.parametrize("dtype", check.BOUNDS)
+@pytest.mark.parametrize("dtype", loader.BOUNDS)
 def test_values_that_move_beside_a_longer_sequence_are_refused(folders, monkeypatch, dtype):
     """From the bound on, which values of one computation stay far below."""
     model = loaded(folders("esm1b"), "esm1b")
-    short, long = check.examples(model.vocabulary, "proteins")
-    real, share = architectures.Encoder.hidden_states, 0.0
+    short, long = loader.examples(model.vocabulary, "proteins")
+    real, share = loader.Encoder.hidden_states, 0.0
 
     def moved(self, tokens, is_token, wanted):
         states = real(self, tokens, is_token, wanted)
         return {layer: state * (1 + share * (len(state) > 1)) for layer, state in states.items()}
 
-    monkeypatch.setattr(architectures.Encoder, "hidden_states", moved)
+    monkeypatch.setattr(loader.Encoder, "hidden_states", moved)
     for times, is_refused in ((0.5, False), (1.5, True), (float("nan"), True)):
-        share = times * check.BOUNDS[dtype]
+        share = times * loader.BOUNDS[dtype]
         with pytest.raises(WorkloadError) if is_refused else contextlib.nullcontext():
-            check.padding(model.encoder, model.vocabulary, short, long, dtype)
+            loader.check_padding(model.encoder, model.vocabulary, short, long, dtype)
 
 
 # What a folder must be
@@ -384,10 +384,10 @@ def test_layers_with_other_frequencies_are_refused():
     facts = SimpleNamespace(architecture=architectures.ESM, max_tokens=1024)
     name = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
     tensors = {name.format(number): torch.ones(8) for number in range(3)}
-    assert len(architectures._renamed("model", facts, tensors)) == 1
+    assert len(loader._renamed("model", facts, tensors)) == 1
     tensors[name.format(2)] = torch.full((8,), 1.01)
     with pytest.raises(UserError, match="its layers differ in their rotary frequencies"):
-        architectures._renamed("model", facts, tensors)
+        loader._renamed("model", facts, tensors)
 
 
 def drop(name):
@@ -612,12 +612,12 @@ def test_init_says_what_computes_an_esm2_faster(folders, name, tmp_path, monkeyp
 
 
 def test_a_load_sees_that_filling_changes_values(folders, monkeypatch):
-    real = architectures.Encoder.hidden_states
+    real = loader.Encoder.hidden_states
 
     def sees_filling(self, tokens, is_token, wanted):
         return real(self, tokens, None, wanted)
 
-    monkeypatch.setattr(architectures.Encoder, "hidden_states", sees_filling)
+    monkeypatch.setattr(loader.Encoder, "hidden_states", sees_filling)
     with pytest.raises(WorkloadError, match="other values beside a longer one"):
         loaded(folders("protbert"), "protbert")
 

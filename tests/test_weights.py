@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from featuremill.base.errors import UserError
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import hugging_face, weights
-from featuremill.workloads.encoder import folder as folder_of_encoder
+from featuremill.workloads.encoder import architectures
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.folder import ALPHABET as TOKENS
@@ -570,7 +570,7 @@ def test_what_stands_in_place_of_weights_is_named(cache, tmp_path, tiny):
     with pytest.raises(UserError, match=r"adapter: this is an adapter \(LoRA\).*merge_and_unload"):
         weights.convert(str(adapter), cache)
     with pytest.raises(UserError, match=r"adapter: this is an adapter \(LoRA\)"):
-        folder_of_encoder.config_of(adapter)
+        architectures.config_of(adapter)
     of_trainer = {"epoch": 1, "state_dict": {"model.x": torch.ones(2)}}
     torch.save(of_trainer, tmp_path / "light.ckpt")
     with pytest.raises(UserError, match=r"a checkpoint of a trainer .* without a prefix"):

@@ -17,7 +17,7 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, LayerOptions, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
 from featuremill.workloads.encoder import (
     architectures,
     contigs,
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from featuremill.workload import Device, Weights
-    from featuremill.workloads.encoder.architectures import Encoder, Facts
+    from featuremill.workloads.encoder.architectures import Facts
+    from featuremill.workloads.encoder.loader import Encoder
     from featuremill.workloads.encoder.padding import Group
-    from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
+    from featuremill.workloads.encoder.vocabulary import Vocabulary
 
 __all__ = [
     "ATTRIBUTES",
@@ -432,37 +433,17 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     return memory.estimate_mb(_size(weights), options, device.kind, batch_cost)
 
 
-def network(
-    options: LayerOptions,
-    devices: Sequence[Device],
-    folder: Path,
-    dtype: str,
-    example: Ids | None = None,
-) -> Encoder:
-    """Return the network in `folder`, its layers spread over `devices` by the `options`, with the
-    last layer of an `example` in fp32."""
-    import torch
-
-    from featuremill.workload import spread
-    from featuremill.workloads.encoder import check
-
-    tokens = None if example is None else torch.from_numpy(example)
-    places, gpu_layers = spread.places(devices), options.gpu_layers
-    return architectures.load(folder, places, check.DTYPES[dtype], tokens, gpu_layers)
-
-
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
     """Return the encoder with its weights, after the checks of padding and precision."""
-    from featuremill.workloads.encoder import check
+    from featuremill.workloads.encoder import loader
 
     assert weights is not None
     facts, words = _opened(weights.path, options)
-    short, long = check.examples(words, options.alphabet)
-    is_narrow = options.dtype != "fp32"
-    encoder = network(options, devices, weights.path, options.dtype, long)
-    check.padding(encoder, words, short, long, options.dtype)
-    if is_narrow:
-        check.precision(encoder, long, options.dtype)
+    short, long = loader.examples(words, options.alphabet)
+    encoder = loader.load(options, devices, weights.path, options.dtype, long)
+    loader.check_padding(encoder, words, short, long, options.dtype)
+    if options.dtype != "fp32":
+        loader.check_precision(encoder, long, options.dtype)
     columns = schema(options, weights)
     return Model(encoder, words, options, columns, facts.max_tokens, encoder.backend)
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from featuremill.workload import Weights
 from featuremill.workloads.encoder import decoders, t5
-from featuremill.workloads.encoder.architectures import facts_of
-from featuremill.workloads.encoder.folder import config_of
+from featuremill.workloads.encoder.architectures import config_of, facts_of
 from featuremill.workloads.encoder.options import Options
 
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from featuremill.workload import Device, Weights
     from featuremill.workload.arrays import Matrix
-    from featuremill.workloads.encoder.architectures import Encoder, Facts
+    from featuremill.workloads.encoder.architectures import Facts
+    from featuremill.workloads.encoder.loader import Encoder
     from featuremill.workloads.encoder.padding import Group
     from featuremill.workloads.geneformer.genes import Genes
 
@@ -228,13 +229,13 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
     """Return the network with its weights, after a test of padding."""
-    from featuremill.workloads.encoder import check
+    from featuremill.workloads.encoder import loader
 
     assert weights is not None
     _, known = _opened(options, weights.path)
-    network = encoder.network(options, devices, weights.path, options.dtype)
+    network = loader.load(options, devices, weights.path, options.dtype)
     long = np.array([*known.words.first, *known.tokens.values()][: known.most], np.int64)[:LONG]
-    check.padding(network, known.words, long[: max(1, len(long) // 2)], long, options.dtype)
+    loader.check_padding(network, known.words, long[: max(1, len(long) // 2)], long, options.dtype)
     columns, batch_tokens = schema(options, weights), batch_cost(options, devices[0])
     states = genes.states_of(options, architectures.facts_of(weights.path).width)
     return Model(network, known, options, columns, batch_tokens, states, network.backend)
