@@ -124,11 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     elif arguments.act == "estimate":
-        from featuremill.steps.autoencoders import estimate
+        from featuremill.steps.autoencoders import train
 
         num_ranks = gpus.of_all() or 1
         options = _options(arguments)
-        estimate.show(arguments.run_folder, arguments.vectors, options, num_ranks, arguments.json)
+        train.show(arguments.run_folder, arguments.vectors, options, num_ranks, arguments.json)
     elif arguments.act == "encode":
         from featuremill.steps.autoencoders.encode import encode
 

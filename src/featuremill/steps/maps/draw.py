@@ -26,7 +26,6 @@ from featuremill.kit.ids import accessions
 from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share
 from featuremill.steps.maps import plane
-from featuremill.steps.maps.agreement import agreement
 from featuremill.steps.maps.command import Kept, find, keep, made_of
 from featuremill.steps.maps.section import Maps
 
@@ -288,7 +287,7 @@ def _agreement(shown: Shown) -> str:
     if not shown.labels or _numbers(shown.labels[0].texts) is not None:
         return ""
     labels = shown.labels[0]
-    if not (agreed := agreement(shown.vectors, labels.texts)):
+    if not (agreed := plane.agreement(shown.vectors, labels.texts)):
         return ""
     purity, chance = (share(part, 1) for part in (agreed.purity, agreed.chance))
     return (
