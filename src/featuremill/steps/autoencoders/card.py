@@ -23,8 +23,6 @@ FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
 SLICES = 8
 """The slices of a batch. Their sums are added in pairs, in an order that does not depend on the
 number of ranks, so that results have the same bits with 1 to 8 ranks."""
-
-
 Kind = Literal["topk", "relu", "jumprelu"]
 OF_KIND: dict[str, dict[str, float]] = {
     "topk": {"k": 32},
@@ -178,7 +176,7 @@ def refuse_other_folder(folder: Path) -> None:
     )
 
 
-def write_config(path: Path, options: Options, width: int, model: str = "", hook: str = "") -> None:
+def write_config(path: Path, options: Options, width: int, model: str, hook: str) -> None:
     """Write cfg.json in the format of SAELens 6 (`SAEConfig` in sae_lens/saes/sae.py); `model` and
     `hook` are the network and its hook point, or ""."""
     config: dict[str, Any] = {

@@ -28,13 +28,11 @@ from featuremill.kit.processes import VERSION
 from featuremill.kit.tables import add_options, without_features
 from featuremill.kit.text import Progress, counted, listed, records
 from featuremill.kit.tsv import TsvWriter
-from featuremill.steps.groups.section import POOLS, TABLE, Groups, Pool
+from featuremill.steps.groups.section import KEYS, POOLS, TABLE, Groups, Pool
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-KEYS = ("column", "id_column", "vectors")
-"""Keys of a section that are also options."""
 POOLED, NO_GROUP, NO_RECORD = "pooled", "no group", "no record of this id"
 log = logging.getLogger("featuremill.groups")
 

@@ -10,6 +10,7 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands
 from featuremill.step import Ahead, Command, Name, Problems, Product, Project, refused
 from featuremill.steps.transfer.section import KEY as KEY
+from featuremill.steps.transfer.section import KEYS
 from featuremill.steps.transfer.section import TABLE as TABLE
 from featuremill.steps.transfer.section import Transfer as Transfer
 
@@ -33,8 +34,6 @@ COMMANDS = {
         "featuremill.steps.transfer.verify",
     ),
 }
-
-
 SECTION = dict[Name, Transfer]
 
 
@@ -118,7 +117,7 @@ def products(sections: Mapping[str, Transfer], project: Project) -> Sequence[Pro
             name,
             project,
             [section.labels, *(f"{run}/manifest.json" for run in features_of(section, project))],
-            section.model_dump(exclude={"labels", "of", "reference"}),
+            section.model_dump(include={*KEYS}),
         )
         for name, section in sections.items()
     ]

@@ -29,10 +29,8 @@ from featuremill.kit.processes import VERSION
 from featuremill.kit.tables import add_options, without_features
 from featuremill.kit.text import Progress, counted, records
 from featuremill.kit.tsv import TsvWriter
-from featuremill.steps.transfer.section import TABLE, Transfer
+from featuremill.steps.transfer.section import KEYS, TABLE, Transfer
 
-KEYS = ("column", "id_column", "group", "vectors", "k", "metric")
-"""Keys of a section that are also options."""
 NORMAL = 1.959964
 """Half the width of a 95 % interval in standard deviations."""
 WHY_NOT_FINITE = "so it has no distance; leave that record out, or have its features computed anew."
