@@ -162,7 +162,9 @@ def _layouts(
     axes: plane.Plane, shares: plane.Plane, kept: Kept | None, shown: Shown
 ) -> Iterator[dict[str, Any]]:
     """Yield the layouts; t-SNE is first, as it preserves neighbours."""
-    if kept is not None and (xy := _shown_xy(kept, shown.ids)) is not None:
+    row_of = {id: row for row, id in enumerate(kept.ids)} if kept else {}
+    rows = [row_of.get(id, -1) for id in shown.ids]
+    if kept and -1 not in rows:
         about = kept.card
         perplexity = plane.perplexity_of(about["records"], about["perplexity"])
         caption = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
@@ -171,15 +173,9 @@ def _layouts(
         caption += (
             ". Near records are alike; distances between groups, sizes and directions mean nothing."
         )
-        yield {"name": "t-SNE", "axes": caption, "xy": _quantised(xy)}
+        yield {"name": "t-SNE", "axes": caption, "xy": _quantised(kept.xy[rows])}
     across, up = (f"component {n} ({share(part, 1)})" for n, part in enumerate(shares.tolist(), 1))
     yield {"name": "PCA", "axes": f"across: {across}; up: {up}", "xy": _quantised(axes)}
-
-
-def _shown_xy(kept: Kept, ids: Sequence[str]) -> plane.Plane | None:
-    row_of = {id: row for row, id in enumerate(kept.ids)}
-    rows = [row_of.get(id, -1) for id in ids]
-    return None if -1 in rows else kept.xy[rows]
 
 
 def _quantised(xy: plane.Plane) -> str:
