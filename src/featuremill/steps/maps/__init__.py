@@ -12,7 +12,7 @@ from featuremill.step import Command, Problems, Product, Project, State, stated
 from featuremill.steps.maps.section import FILE, Maps
 
 if TYPE_CHECKING:
-    from featuremill.features.shown import Shown
+    from featuremill.features.records import Shown
     from featuremill.kit.pages import Figure
 
 KEY = "maps"
