@@ -26,7 +26,7 @@ SLACK = 1.1
 CPU_PROCESS_MB = 500
 """Measured memory of Python, torch, transformers and buffers of the matrix library."""
 CUDA_PROCESS_MB = 750
-"""Measured memory of the CUDA context and kernels, on an H200 (`workloads/esm2/memory.py`)."""
+"""Measured memory of the CUDA context and kernels, on an H200 (`workloads/esm2/estimates.py`)."""
 
 
 class Size(NamedTuple):

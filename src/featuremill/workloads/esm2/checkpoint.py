@@ -15,11 +15,11 @@ from featuremill.workloads.esm2.architecture import (
     ESM2,
     ESM_1B,
     ESM_1V,
+    PUBLISHED,
     SAPROT,
     Architecture,
     Sizes,
 )
-from featuremill.workloads.esm2.catalogue import PUBLISHED
 from featuremill.workloads.esm2.conversion import (
     Checkpoint,
     check_tensors,

@@ -113,7 +113,7 @@ def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return the dtype and the methods for the operations on `device`, by the names in `WAYS`."""
-    from featuremill.workloads.esm2 import probe
+    from featuremill.workloads.esm2 import fallbacks
     from featuremill.workloads.esm2.architecture import ESM_C
 
-    return dict(zip(WAYS, probe.ways(device, weights, ESM_C, load), strict=True))
+    return dict(zip(WAYS, fallbacks.ways(device, weights, ESM_C, load), strict=True))

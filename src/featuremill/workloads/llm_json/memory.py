@@ -35,7 +35,7 @@ SLACK = 1.1
 CPU_PROCESS_MB = 500
 """Measured: Python, torch, transformers, and the buffers of the matrix library."""
 CUDA_PROCESS_MB = 750
-"""Measured on an H200: the CUDA context and loaded kernels (`workloads/esm2/memory.py`)."""
+"""Measured on an H200: the CUDA context and loaded kernels (`workloads/esm2/estimates.py`)."""
 TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "falcon")
 """Prefixes of the model types whose head shares the embedding's weights unless the config
 decides otherwise."""
