@@ -18,7 +18,10 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES as ATTRIBUTES
+from featuremill.workload.networks import ONE_TOKEN as ONE_TOKEN
+from featuremill.workload.networks import audited as audited
+from featuremill.workload.networks import batch_cost as batch_cost
 from featuremill.workloads.encoder import (
     architectures,
     contigs,
@@ -30,7 +33,7 @@ from featuremill.workloads.encoder import (
     texts,
 )
 from featuremill.workloads.encoder.limits import opened, settled
-from featuremill.workloads.encoder.options import Options
+from featuremill.workloads.encoder.options import Options as Options
 from featuremill.workloads.esm2 import folder as esm2_folder
 
 if TYPE_CHECKING:
@@ -42,40 +45,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.encoder.loader import Encoder
     from featuremill.workloads.encoder.padding import Group
     from featuremill.workloads.encoder.vocabulary import Vocabulary
-
-__all__ = [
-    "ATTRIBUTES",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "ONE_TOKEN",
-    "PRECISION",
-    "READS_PICKLES",
-    "REASONS",
-    "REMEDIES",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "audited",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "hooks",
-    "load",
-    "memory_mb",
-    "num_vectors",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "spans",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
 
 VERSION = "4"
 COST_UNIT = "tokens"

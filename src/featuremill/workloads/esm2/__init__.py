@@ -11,12 +11,16 @@ from featuremill.inputs import proteins, regions
 from featuremill.inputs.letters import alike, parts_of
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, loading, networks
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES as ATTRIBUTES
+from featuremill.workload.networks import ONE_TOKEN as ONE_TOKEN
+from featuremill.workload.networks import REMEDIES as REMEDIES
+from featuremill.workload.networks import audited as audited
+from featuremill.workload.networks import batch_cost as batch_cost
 from featuremill.workloads.esm2 import estimates, tokens, triton_cache
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
-from featuremill.workloads.esm2.embedding import embed
-from featuremill.workloads.esm2.estimates import unit_work
-from featuremill.workloads.esm2.options import Options
+from featuremill.workloads.esm2.embedding import embed as embed
+from featuremill.workloads.esm2.estimates import unit_work as unit_work
+from featuremill.workloads.esm2.options import Options as Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,46 +32,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.pooling import Places
     from featuremill.workloads.esm2.transfer import Transfer
-
-__all__ = [
-    "ATTRIBUTES",
-    "BYTES_ARE_LENGTHS",
-    "CHECKPOINTS",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "ONE_TOKEN",
-    "PRECISION",
-    "REASONS",
-    "REMEDIES",
-    "SPEED_OPTIONS",
-    "VERSION",
-    "VERSIONS_OF",
-    "WAYS",
-    "Options",
-    "audited",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "embed",
-    "load",
-    "loaded_mb",
-    "memory_mb",
-    "num_vectors",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "start_ahead",
-    "unit_work",
-    "ways",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-    "with_options",
-]
 
 VERSION = "2"
 VERSIONS_OF = ("fair-esm",)
