@@ -103,17 +103,12 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
         usual = {key: config[name] for key, name in GPT2_KEYS.items() if config.get(name)}
         config = {**config, "intermediate_size": 4 * config["n_embd"], **usual}
     elif config["model_type"] not in KNOWN:
-        config |= _usual(config)
+        own = transformers_config(config)
+        read = {key: getattr(own, key, None) for key in USUAL}
+        config |= {key: value for key, value in read.items() if value is not None}
     if config.get("quantization_config"):
         raise UserError("its weights are quantised, and only unquantised weights are computed")
     return {"vocab_size": 0, **config}
-
-
-def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the USUAL keys with the values that transformers reads from the config."""
-    own = transformers_config(config)
-    values = {key: getattr(own, key, None) for key in USUAL}
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def positions(config: Mapping[str, Any]) -> int | None:

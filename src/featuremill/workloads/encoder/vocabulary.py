@@ -34,6 +34,7 @@ SPECIAL = re.compile(r"[<\[].*[>\]]")
 AS_X = bytes.maketrans(b"UZOB", b"XXXX")
 """The replacement of rare residues by the authors of ProtBERT and of T5s for proteins."""
 BASES = "ACGT"
+DIGITS = str.maketrans(BASES, "0123")
 GLM2_TOKENS = (
     *("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", *"atcg"),
     *("<+>", "<->", "<mask>", "<sep>"),
@@ -175,7 +176,9 @@ def load(
         own = _overlapping_kmers(plain, k, unknown)
         letters = BASES.encode()
         return make(own, 1, least_letters=k, is_by_letter=False, letters=letters)
-    if plain and all(map(_has_structure, plain)):
+    if plain and all(
+        len(token) == 2 and (token[1] == NO_STRUCTURE or token[1].islower()) for token in plain
+    ):  # each token is a residue with its letter of structure, as in SaProt
         with_structure = _letters_and_structure(plain, unknown)
         known = {token[0] for token in plain}
 
@@ -266,11 +269,6 @@ def _letters(plain: Mapping[str, int], unknown: int, rare_as_x: bool) -> Callabl
     return own
 
 
-def _has_structure(token: str) -> bool:
-    """Return whether a token is a residue with its letter of structure, as in SaProt."""
-    return len(token) == 2 and (token[1] == NO_STRUCTURE or token[1].islower())
-
-
 def _letters_and_structure(plain: Mapping[str, int], unknown: int) -> Callable[[bytes, bytes], Ids]:
     table = np.full((256, 256), unknown, np.int64)
     for structure in {token[1] for token in plain}:
@@ -293,7 +291,7 @@ def _overlapping_kmers(plain: Mapping[str, int], k: int, unknown: int) -> Callab
     table = np.full(4**k + 1, unknown, np.int64)
     for token, id in plain.items():
         if len(token) == k and not token.strip(BASES):
-            table[_number(token)] = id
+            table[int(token.translate(DIGITS), base=4)] = id
 
     def own(letters: bytes) -> Ids:
         codes = code[np.frombuffer(letters, np.uint8)]
@@ -304,13 +302,6 @@ def _overlapping_kmers(plain: Mapping[str, int], k: int, unknown: int) -> Callab
         return ids
 
     return own
-
-
-def _number(kmer: str) -> int:
-    number = 0
-    for base in kmer:
-        number = 4 * number + BASES.index(base)
-    return number
 
 
 def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:

@@ -122,7 +122,9 @@ class Fallbacks:
         """
         kind = WAYS_OF[fault.operation]
         names = [way.name for way in getattr(self, kind)]
-        device = _name(self._device)
+        device = "this CPU"
+        if self._device.type == "cuda":
+            device = torch.cuda.get_device_name(self._device)
         if len(names) < 2:
             raise WorkloadError(
                 f"{fault.operation} on {device} fails its check ({fault.text}) and has no fallback "
@@ -177,10 +179,6 @@ def _kept(ways: list[W], words: Collection[str]) -> list[W]:
     """Return the methods that `words` do not exclude; the last method is always kept."""
     kept = [way for way in ways if not any(WORDS[word] in way.name for word in words)]
     return kept or ways[-1:]
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
 
 
 def fault_of(

@@ -213,11 +213,9 @@ def refuse_missing(model: str, kind: Kind = ESM2) -> None:
     if path.is_dir():
         checkpoint_files(path)
         facts_of(path, kind)
-    elif not path.is_file():
-        _refuse_missing(model, path)
-
-
-def _refuse_missing(model: str, path: Path) -> None:
+        return
+    if path.is_file():
+        return
     is_meant = model.startswith(f"{OWNER}esm2")
     near = nearest(path.name, list(PUBLISHED)) if is_meant else ""
     if name := path.name if path.name in PUBLISHED else near:
