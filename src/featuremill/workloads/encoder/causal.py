@@ -1,8 +1,8 @@
 """Causal networks of transformers: read their configs, load them, and check each on an example.
 
-The configs of KNOWN networks are read without transformers and torch. transformers renames and reshapes a
-checkpoint's tensors for its network, and lists those that do not fit, which are refused. Padding
-follows the tokens, so no token attends to it.
+The configs of KNOWN networks are read without transformers and torch. transformers renames and
+reshapes a checkpoint's tensors for its network, and lists those that do not fit, which are refused.
+Padding follows the tokens, so no token attends to it.
 
 Shape legend: B sequences, H heads, K heads of keys, T tokens, D width of a head.
 """
