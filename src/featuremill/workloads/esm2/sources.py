@@ -50,6 +50,7 @@ __all__ = [
     "read",
     "refuse_missing",
     "stem_of",
+    "unknown",
     "write",
 ]
 _log = logging.getLogger("featuremill.weights")
@@ -152,12 +153,16 @@ def name_of(model: str) -> str:
         raise UserError(f"{model!r} is no ESM-2; {remedy}")
     if looks_like_path(model):
         return stem_of(model)
-    names = [*bundled_names(), *PUBLISHED]
+    raise unknown(model, [*bundled_names(), *PUBLISHED])
+
+
+def unknown(model: str, names: Sequence[str]) -> UserError:
+    """Return the error that `model` is neither one of `names` nor a path."""
     near = nearest(model, names)
     hint = f"did you mean {near!r}? There" if near else "there"
-    raise UserError(
-        f"there is no model {model!r}; {hint} are {', '.join(names)}, or give "
-        "the path of a checkpoint, or of a folder from Hugging Face."
+    return UserError(
+        f"there is no model {model!r}; {hint} are {', '.join(names)}, or give the path of a "
+        "checkpoint, or of a folder from Hugging Face."
     )
 
 
