@@ -28,7 +28,7 @@ import torch
 from featuremill.base.devices import cpu
 from featuremill.workload.compute import values_of
 from featuremill.workloads import pac
-from featuremill.workloads.pac import filters, signals
+from featuremill.workloads.pac import coupling, signals
 
 PASSES = 3
 Numbers = npt.NDArray[np.float64]
@@ -96,10 +96,10 @@ def main() -> None:
     num_samples = int(arguments.seconds * arguments.rate)
     data = pink(arguments.segments, num_samples)
     payloads = [signals.payload_of(row, arguments.rate) for row in data]
-    bank = filters.bank(options, arguments.rate, num_samples)
+    bank = coupling.bank(options, arguments.rate, num_samples)
     gain_BF = torch.from_numpy(bank.gain_BF)
     analytic = [
-        filters.analytic(signals.signal_of(payload), bank, gain_BF).numpy() for payload in payloads
+        coupling.analytic(signals.signal_of(payload), bank, gain_BF).numpy() for payload in payloads
     ]
     given = [
         (np.angle(each[: arguments.phases]), np.abs(each[arguments.phases :])) for each in analytic

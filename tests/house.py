@@ -35,10 +35,10 @@ OTHER_SAMPLES = {
     # readings of a job
     *("extract.recorder", "store.receipt", "store.telemetry", "report.shards", "status.jobs"),
     # proteins that are drawn
-    *(f"commands.audit.{name}" for name in ("command", "measure", "report", "sample")),
+    *(f"commands.audit.{name}" for name in ("command", "measure", "report")),
     # numbers of a signal
-    *("workloads.pac", "workloads.pac.coupling", "workloads.pac.edf_header"),
-    *("workloads.pac.filters", "workloads.pac.signals"),
+    *("workloads.pac", "workloads.pac.coupling", "workloads.pac.recordings"),
+    "workloads.pac.signals",
     # rows that are drawn
     *("report.embedding", "steps.autoencoders.training", "workloads.esm2.fallbacks"),
     "steps.virnucpro.command",  # a run of VirNucPro

@@ -26,7 +26,7 @@ from featuremill.__main__ import main
 from featuremill.base import devices
 from featuremill.base.devices import Device
 from featuremill.commands.audit import command, measure, report
-from featuremill.commands.audit.sample import draw
+from featuremill.commands.audit.measure import draw
 from featuremill.inputs.residues import protein
 from featuremill.workload import compute, weights
 from featuremill.workload.batches import make_batches

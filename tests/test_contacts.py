@@ -37,7 +37,7 @@ from featuremill.workload import RecordFailed, option_files
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts
-from featuremill.workloads.contacts import attention, columns, contact_maps, sources, tiles
+from featuremill.workloads.contacts import attention, columns, contact_maps, sources
 
 CPU = cpu()
 ALONE = {"pairs": "none", "maps": False}
@@ -157,8 +157,8 @@ def test_attention_is_that_of_each_head_of_each_layer(network, cache):
 def test_tiles_and_layers_on_several_devices_change_only_rounding(network, cache, monkeypatch):
     reference, name = network
     protein = PROTEINS[-1]
-    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 4 * 7 * len(protein))
-    assert len(tiles.cut(0, slice(0, len(protein) + 2), "cpu")) > 10
+    monkeypatch.setitem(contacts.TILE_BYTES, "cpu", tile_bytes := 4 * 7 * len(protein))
+    assert len(attention.tiles_of(0, slice(0, len(protein) + 2), tile_bytes)) > 10
     (row,) = computed(name, cache, [protein.encode()])
     np.testing.assert_allclose(row["contact_map"], theirs(reference, protein), rtol=0, atol=1e-5)
     settled, _, found = ready(name, cache)

@@ -128,7 +128,7 @@ EDITED_CODE = "base inputs steps"
 """Packages whose docstrings have none of the others."""
 PLAIN_CODE = (
     "extract flow lease status step steps/autoencoders steps/heads steps/transfer/search store"
-    " workload workloads/esm2 workloads/geneformer workloads/llm_json workloads/pac"
+    " workload workloads outputs commands"
 )
 """Packages whose docstrings have none at all."""
 

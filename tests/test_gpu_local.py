@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from gpu_local import PACKAGE, Machine, gpu_lease, processes_in
 from leases import end, kill
+from mounts import mounted
 from nvml_node import Gpu, Slice
 from programs import PATIENCE_SECONDS, is_running, wait_for
 
@@ -132,6 +133,33 @@ def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
     (machine.folder / "go").touch()
     assert process.wait(PATIENCE_SECONDS) == 1
     assert machine.text("one").strip() == machine.node.uuids[0]
+
+
+TWO = """
+    rule all:
+        input: "a", "b"
+
+    rule either:
+        output: "{name}"
+        resources: gpu=1
+        shell: "touch {output}"
+"""
+
+
+def test_a_full_disk_of_the_locks_fails_each_job_by_its_name(gpu_node, environment, tmp_path):
+    locks = mounted(tmp_path / "locks", "64k")
+    node = gpu_node(1)
+    node.environment["FEATUREMILL_LEASE_FOLDER"] = str(locks.folder)
+    machine = Machine(tmp_path, node, environment, prefix=locks.command("env", "-C", str(tmp_path)))
+    machine.write(TWO)
+    fill = f"chmod 1777 {locks.folder}; head -c 1M /dev/zero > {locks.folder}/filled"
+    subprocess.run(locks.command("sh", "-c", fill), capture_output=True, check=False)
+    try:
+        said = machine("--keep-going", status=1)
+        assert said.count("locks/turnstile: No space left on device") == 2
+    finally:
+        machine.end_all()
+        locks.close()
 
 
 MISTAKES = """

@@ -11,13 +11,14 @@ import tarfile
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from Bio import SeqIO
+from Bio import SeqIO, bgzf
 from Bio.Seq import Seq
 from Bio.SeqFeature import SeqFeature, SimpleLocation
 from Bio.SeqRecord import SeqRecord
@@ -357,15 +358,25 @@ def skippable(data, number):
     return struct.pack("<II", 0x184D2A50 + number, len(data)) + data
 
 
+def bgzip(data):
+    """Return `data` as bgzip packs them: members of 64 kB and an empty one of 28 bytes."""
+    file = io.BytesIO()
+    with mock.patch.object(file, "close"), bgzf.BgzfWriter(fileobj=file) as writer:
+        writer.write(data)
+    return file.getvalue()
+
+
 STREAMS = {
     "pzstd.zst": skippable(b"size", 0) + _packed(TWO, "zst") + skippable(b"", 15),
     "info.zst": skippable(b"made by a pipeline", 14) + _packed(TWO, "zst"),
     "padded.xz": lzma.compress(TWO) + bytes(8),
+    "bgzip.gz": bgzip(TWO),
     "padded.gz": gzip.compress(TWO) + bytes(512),
 }
 SEVERAL = {
     "several.xz": lzma.compress(TWO) + bytes(4) + lzma.compress(ONE_MORE) + bytes(4),
     "several.gz": gzip.compress(TWO) + gzip.compress(ONE_MORE),
+    "mixed.gz": bgzip(TWO)[:-28] + gzip.compress(ONE_MORE),
     "several.bz2": bz2.compress(TWO) + bz2.compress(ONE_MORE),
     "several.zst": _packed(TWO, "zst") + _packed(ONE_MORE, "zst"),
 }
@@ -396,6 +407,8 @@ OTHER_BYTES = {
     "in.tar": (tar(TWO), "these are files in one tar archive; unpack it and name them"),
     "in.tar.gz": (gzip.compress(tar(TWO)), "these are files in one tar archive"),
     "twice.gz": (gzip.compress(gzip.compress(TWO)), "this is compressed twice; unpack it once"),
+    "cut.bgz": (bgzip(TWO * 99)[:-28], "is cut short at about record 198"),
+    "in.lz4": (b"\x04\x22\x4d\x18@@\xc0" + bytes(9), "this is compressed by lz4, which is not"),
     "in.lzma": (lzma.compress(TWO, lzma.FORMAT_ALONE), "this is compressed by lzma, which is not"),
 }
 

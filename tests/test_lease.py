@@ -24,6 +24,7 @@ from featuremill.lease.acquire import Lease
 from featuremill.lease.choice import Chooser
 from featuremill.lease.condition import Condition
 from featuremill.lease.environment import Policy
+from featuremill.lease.errors import UserError
 from featuremill.lease.request import Request
 
 HELD = "1 GPU did not become free in 0 s"
@@ -784,6 +785,20 @@ def test_a_full_disk_is_named_with_its_file_and_a_lease_needs_no_note(tmp_path, 
     slot.note()
     assert [holder.device for holder in slots.holders(tmp_path)] == ["GPU-0"]
     slot.close()
+    condition.Failures(tmp_path, "GPU-0").add("it fell over")
+    with contextlib.closing(os.fdopen(folder.open_lock(queue), "rb")) as again:
+        assert folder.try_lock(again.fileno()), "a process with other jobs goes on"
+
+
+def test_a_slot_that_cannot_be_used_leaves_its_device_to_others(tmp_path):
+    slot = tmp_path / "GPU-0@0of1.slot"
+    slot.mkdir()
+    with pytest.raises(UserError, match="not a plain file"):
+        slots.take(tmp_path, "GPU-0", 1)
+    slot.rmdir()
+    held = slots.take(tmp_path, "GPU-0", 2).slot
+    assert held
+    held.close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")

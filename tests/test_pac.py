@@ -41,7 +41,7 @@ from featuremill.store.results import Results
 from featuremill.workload import find_workload
 from featuremill.workload.compute import values_of
 from featuremill.workloads import pac
-from featuremill.workloads.pac import coupling, filters, signals
+from featuremill.workloads.pac import coupling, recordings, signals
 
 CPU = cpu()
 FEW = {"phase_bands": [[3, 6], [6, 10]], "amplitude_bands": [[30, 50], [60, 90]]}
@@ -78,8 +78,8 @@ def analytic(segment, rate_hz, **options):
     asked = pac.Options.model_validate(options)
     if not isinstance(segment, signals.Signal):
         segment = signals.Signal(rate_hz, segment)
-    bank = filters.bank(asked, rate_hz, len(segment.samples_T))
-    return filters.analytic(segment, bank, torch.from_numpy(bank.gain_BF)).numpy()
+    bank = coupling.bank(asked, rate_hz, len(segment.samples_T))
+    return coupling.analytic(segment, bank, torch.from_numpy(bank.gain_BF)).numpy()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -167,7 +167,7 @@ def test_bands_are_those_of_scipy_s_filter_and_hilbert_transform(num_samples):
     centred = samples - samples.mean()
     for (band, cycles), one in zip(pac.Options.model_validate(FEW).bands, found, strict=True):
         half = int(cycles * RATE_HZ / band[0] / 2)
-        bank = filters.bank(pac.Options.model_validate(FEW), RATE_HZ, num_samples)
+        bank = coupling.bank(pac.Options.model_validate(FEW), RATE_HZ, num_samples)
         pad = bank.num_padded
         assert pad == 200 >= half
         ends = 2 * centred[0] - centred[pad:0:-1], 2 * centred[-1] - centred[-2 : -pad - 2 : -1]
@@ -224,7 +224,7 @@ def test_a_segment_inside_a_recording_is_filtered_as_the_whole_of_it(tmp_path, p
         for (band, cycles), one in zip(asked.bands, found, strict=True):
             expected = whole
             for _ in range(passes):
-                expected = np.convolve(expected, filters.taps(band, cycles, RATE_HZ), "same")
+                expected = np.convolve(expected, coupling.taps(band, cycles, RATE_HZ), "same")
             assert abs(one - expected[inside]).max() <= 1e-11 * abs(whole).max()
 
 
@@ -351,11 +351,11 @@ def test_an_array_may_be_of_any_number_type_and_order(tmp_path, kind, order):
 
 def test_arrays_are_mapped_and_a_segment_is_read_at_a_time(tmp_path, monkeypatch):
     path = write_npz(tmp_path / "a.npz", noise())
-    mapped = signals._mapped(path, "data.npy")
+    mapped = recordings._mapped(path, "data.npy")
     assert isinstance(mapped, np.memmap) and np.array_equal(mapped, noise())
     monkeypatch.setattr(signals, "BLOCK_BYTES", 1)  # a channel at a time
     sizes = []
-    opened = signals._opened
+    opened = recordings.open_recording
 
     def spied(*asked):
         recording = opened(*asked)
@@ -366,7 +366,7 @@ def test_arrays_are_mapped_and_a_segment_is_read_at_a_time(tmp_path, monkeypatch
 
         return recording._replace(read=read)
 
-    monkeypatch.setattr(signals, "_opened", spied)
+    monkeypatch.setattr(recordings, "open_recording", spied)
     assert len(read(path, **QUICK)) == 9
     assert set(sizes) == {(1, 1000), (1, 1200)}, "a segment, and what filters see beside it"
 
@@ -675,7 +675,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, name, write, option
 
 def test_without_mne_only_arrays_are_read(tmp_path, monkeypatch):
     path = write_edf(tmp_path / "a.edf", noise())
-    monkeypatch.setattr(signals, "find_spec", lambda name: None)
+    monkeypatch.setattr(recordings, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'featuremill\[pac\]', or save the samples"):
         read(path, **QUICK)
     assert read(write_npz(tmp_path / "a.npz", noise()), **QUICK)

@@ -33,7 +33,7 @@ from featuremill.base.errors import UserError
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import scores
-from featuremill.workloads.scores import alphabets, ensemble, kin, sources
+from featuremill.workloads.scores import ensemble, sources
 
 PROTEIN = "MKTAYIAKQRQISFVKSHFSRQ"
 PROTEINS = [PROTEIN, "ACDEFGHIKLMXBNUOZ", "M", "MKTAYIAKQRQISFVKS"]
@@ -103,7 +103,7 @@ def test_an_esm_1_has_positions_for_1022_residues(elder, cache):
 
 
 def test_names_of_esm_1_are_known_before_there_are_files():
-    for name in kin.ESM_1_NAMES:
+    for name in sources.ESM_1_NAMES:
         assert weights_verb.json_of(name, "scores") == f"weights/{name}-lm_head.json"
         assert weights_verb.json_of(f"facebook/{name}", "scores").endswith(f"{name}-lm_head.json")
         ahead = scores.weights_ahead(scores.Options(model=name))
@@ -177,7 +177,7 @@ def test_networks_that_do_not_fit_together_are_loaded_one_at_a_time(
     with caplog.at_level("INFO", "featuremill.scores"):
         together = computed(paths, cache, payloads, **options)
     assert "5 networks, all loaded at a time: about" in caplog.text
-    monkeypatch.setattr(ensemble, "free_memory_mb", lambda: 100)
+    monkeypatch.setattr(scores, "free_memory_mb", lambda: 100)
     load, before = ensemble.Networks._load, []
 
     def alone(networks, number):
@@ -229,7 +229,7 @@ def test_an_ensemble_is_of_networks_of_one_kind(five, cache, tmp_path):
 def test_a_network_twice_under_two_names_is_refused(cache, tmp_path):
     one, other, published = (
         str(save_elder(tmp_path / f"{name}.pt", seed=3, has_norm=False))
-        for name in ("esm1v_1", "esm1v_2", kin.ESM_1_NAMES[1])
+        for name in ("esm1v_1", "esm1v_2", sources.ESM_1_NAMES[1])
     )
     for paths in ([one, other], [published, one]):
         model = scores.Options(model=paths).model
@@ -368,7 +368,7 @@ def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):
 
 def test_every_pair_of_letters_is_the_token_of_its_authors():
     for residue, structure in itertools.product(AMINO_ACIDS, SAPROT_STRUCTURES):
-        tokens = alphabets.own_tokens(
+        tokens = ensemble.own_tokens(
             np.array([0, ALPHABET.get_idx(residue), 2]), structure.encode()
         )
         place = SAPROT_RESIDUES.index(residue) * 21 + SAPROT_STRUCTURES.index(structure)

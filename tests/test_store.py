@@ -45,7 +45,7 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 from featuremill.workload import Weights
 from featuremill.workloads import composition
-from featuremill.workloads.imported.files import read
+from featuremill.workloads.imported import read
 
 OUTPUTS = ["parquet", "npy"]
 SPAWN = multiprocessing.get_context("spawn")

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import io
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,9 @@ writes."""
 COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
 """First bytes of a compressed file, and xopen's name of the format."""
 FULL_NAMES = {"gz": "gzip", "xz": "xz", "bz2": "bzip2"}
+LAST_OF_BGZIP = bytes.fromhex("1f8b0804 00000000 00ff0600 42430200 1b000300 00000000 00000000")
+"""The last member of a file of bgzip, which is empty. Bytes 16 and 17 of a member are its size in
+bytes, less 1 (SAM specification, section 4.1)."""
 IN_AN_ENTRY = re.compile("\0(?!>|\\s*$)")
 """A NUL byte that does not end an entry of an MMseqs2 database."""
 WEB_PAGE = "is a web page (HTML), probably a failed download"
@@ -50,6 +54,9 @@ BINARY_HEADS = {
     b"Rar!": "is a rar archive",
     b"7z\xbc\xaf": "is a 7z archive",
     b"]\0\0": "is compressed by lzma, which is not read (compress it as .xz)",
+    b"\x04\x22\x4d\x18": "is compressed by lz4, which is not read (compress it as .zst)",
+    b"LZIP": "is compressed by lzip, which is not read (compress it as .xz)",
+    b"\x1f\x9d": "is compressed by compress (.Z), which is not read (compress it as .gz)",
 }
 """First bytes of other files that are given by mistake, with any suffix."""
 
@@ -93,6 +100,8 @@ class Meter(io.RawIOBase):
             raise _corrupt(error) from None
         except Exception as error:  # each decompressor has its own exceptions
             raise _corrupt(error) from None
+        if not data and compression_of(self._path) == "gz":
+            _refuse_unended(self._path)
         self.num_open += len(data)
         if self.num_open > self._max_bytes:
             megabytes = self._max_bytes // 10**6
@@ -241,6 +250,21 @@ def _refuse_followed(path: Path) -> None:
                 unpacked.decompress(data, BUFFER_SIZE)
             except zlib.error:
                 return
+
+
+def _refuse_unended(path: Path) -> None:
+    """Raise DamagedError if the gzip file at `path` was written by bgzip, but lacks the empty
+    member with which bgzip ends a file: it was cut between two members."""
+    last = b""
+    with path.open("rb") as file:
+        while member := file.read(len(LAST_OF_BGZIP)):
+            if member[:4] != LAST_OF_BGZIP[:4] or member[10:16] != LAST_OF_BGZIP[10:16]:
+                return
+            last = member
+            num_bytes = int.from_bytes(member[16:18], "little") + 1
+            file.seek(num_bytes - len(member), os.SEEK_CUR)
+    if last != LAST_OF_BGZIP:
+        raise DamagedError("is cut short", "download or copy it again")
 
 
 def _check_head(path: Path, head: bytes) -> None:

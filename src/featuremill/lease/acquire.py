@@ -193,8 +193,9 @@ def _is_first_to_say(note: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.pread(descriptor, len(session) + 1, 0) == session:
             return False
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, session, 0)
+        with contextlib.suppress(OSError):  # the disk is full
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, session, 0)
     finally:
         os.close(descriptor)
     return True

@@ -166,13 +166,13 @@ class Failures:
         return []
 
     def _write(self, failures: list[tuple[float, str]]) -> None:
-        try:
+        with contextlib.suppress(UserError, OSError):  # losing this note must not cost results
             descriptor = open_lock(self._path)
-        except UserError:  # losing this note must not cost computed results
-            return
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(failures).encode(), 0)
-        os.close(descriptor)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(failures).encode(), 0)
+            finally:
+                os.close(descriptor)
 
     def add(self, how: str) -> None:
         self._write([*self.read()[-10:], (time.time(), how)])

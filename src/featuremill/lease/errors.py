@@ -18,3 +18,10 @@ class DeviceError(Exception):
     """A device failed and no other could take over; nothing is lost."""
 
     exit_status = 3
+
+
+def sentence(error: Exception) -> str:
+    """Return the message of an error of a lease: of an OSError, the file and the reason."""
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(filter(None, (error.filename, error.strerror)))
+    return str(error)

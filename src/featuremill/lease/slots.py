@@ -113,31 +113,32 @@ def _is_held(path: Path) -> bool:
 def take(folder: Path, device: str, num_slots: int) -> Taking:
     """Try to take one of `num_slots` slots of `device`; call it only as the first of the queue."""
     device_lock = open_lock(folder / f"{device}.device")
-    if not try_lock(device_lock, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
-        os.close(device_lock)
-        return Taking(None, 0, 0.0, holders(folder, device))
-    held = holders(folder, device) if num_slots > 1 else ()
-    others = tuple(each for each in held if not each.name.endswith(f"of{num_slots}"))
-    if others:
-        os.close(device_lock)
-        return Taking(None, 0, 0.0, others)
-    slot, num_taken, last_leased = None, 0, 0.0
-    for number in range(num_slots):
-        name = f"{device}@{number}of{num_slots}"
-        path = folder / f"{name}{SUFFIX}"
-        descriptor = open_lock(path)
-        if not try_lock(descriptor):
-            num_taken += 1
-        elif slot is None:
-            slot, facts = Slot(name, (descriptor, device_lock)), path.stat()
-            # An empty file was created by a check; its time is not that of a lease.
-            last_leased = facts.st_mtime if facts.st_size else 0.0
-            continue
-        os.close(descriptor)
-    if slot is None:
-        os.close(device_lock)
-        return Taking(None, num_taken, 0.0, holders(folder, device))
-    return Taking(slot, num_taken, last_leased)
+    with contextlib.ExitStack() as unless_taken:
+        unless_taken.callback(os.close, device_lock)
+        if not try_lock(device_lock, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
+            return Taking(None, 0, 0.0, holders(folder, device))
+        held = holders(folder, device) if num_slots > 1 else ()
+        others = tuple(each for each in held if not each.name.endswith(f"of{num_slots}"))
+        if others:
+            return Taking(None, 0, 0.0, others)
+        slot, num_taken, last_leased = None, 0, 0.0
+        for number in range(num_slots):
+            name = f"{device}@{number}of{num_slots}"
+            path = folder / f"{name}{SUFFIX}"
+            descriptor = open_lock(path)
+            if not try_lock(descriptor):
+                num_taken += 1
+            elif slot is None:
+                unless_taken.callback(os.close, descriptor)
+                slot, facts = Slot(name, (descriptor, device_lock)), path.stat()
+                # An empty file was created by a check; its time is not that of a lease.
+                last_leased = facts.st_mtime if facts.st_size else 0.0
+                continue
+            os.close(descriptor)
+        if slot is None:
+            return Taking(None, num_taken, 0.0, holders(folder, device))
+        unless_taken.pop_all()
+        return Taking(slot, num_taken, last_leased)
 
 
 def holders(folder: Path, device: str | None = None) -> tuple[Holder, ...]:

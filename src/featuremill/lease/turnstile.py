@@ -55,7 +55,11 @@ class _Ticket:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = open_lock(path)
-        self._number = self._assign()
+        try:
+            self._number = self._assign()
+        except BaseException:  # a process with other jobs continues
+            os.close(self._descriptor)
+            raise
         self._num_users, self._users_lock = 1, threading.Lock()
 
     def _assign(self) -> int:

@@ -335,7 +335,8 @@ def remove(paths: Iterable[Path], folders: Iterable[Path]) -> Usage:
     shown = Progress(log, "removing", "files")
     for path, size in _freed(paths):
         shown.at(num_files)
-        with ours.keeping_known(*_in_results(path, results)):
+        second = _second_name(path, results)
+        with ours.touching(second) if second else contextlib.nullcontext():
             path.unlink(missing_ok=True)
         num_files, num_bytes = num_files + 1, num_bytes + size
     for folder in folders:
@@ -348,19 +349,17 @@ def remove(paths: Iterable[Path], folders: Iterable[Path]) -> Usage:
     return Usage(num_files, num_bytes)
 
 
-def _in_results(
-    path: Path, known: dict[Path, dict[tuple[int, int], Path]]
-) -> tuple[Path, Path | None]:
-    """Return the folder of the run, and the second name that a delivered file has in the results.
-    `known` has the files of results by inode."""
+def _second_name(path: Path, known: dict[Path, dict[tuple[int, int], Path]]) -> Path | None:
+    """Return the second name that a delivered file has in the results. `known` has the files of
+    results by inode, by folder of the run."""
     if not _is_in_results(path):
-        return path.parent, None
+        return None
     root = path.parents[3]
     if root not in known:
         results = Results(root).find_delivery()
         files = (file for name in (results.outputs if results else ()) for file in _at(root / name))
         known[root] = {_inode(file.lstat()): file for file in files}
-    return root, known[root].get(_inode(path.lstat()))
+    return known[root].get(_inode(path.lstat()))
 
 
 def _is_in_results(path: Path) -> bool:

@@ -1,1 +1,1 @@
-"""Built-in result files, which hold what any workload computes: a small writer a format."""
+"""Built-in output formats for the values of any workload; a module for each."""

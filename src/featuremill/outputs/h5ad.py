@@ -1,11 +1,10 @@
-"""embeddings.h5ad: the pooled vectors as AnnData, for scanpy and its kin.
+"""Write embeddings.h5ad: the pooled vectors as an AnnData object, for scanpy.
 
-X is the first pooled column, shape (records, width); further ones stand in obsm under their names.
-obs is indexed by id and has accession, description, length and sha256; in a run with samples it is
-indexed by `<sample>/<id>` and has id, sample and the sheet's other columns, too. var names the
-numbers of X;
-uns["featuremill"] says how it was made. Written by h5py to anndata's published specification
-("On-disk format", AnnData 0.1.0, dataframe 0.2.0), so that no run needs anndata.
+X is the first pooled column, shape (records, width); other pooled columns are in obsm. obs is
+indexed by id and has accession, description, length and sha256. In a run with samples, the index is
+`<sample>/<id>`, and obs also has id, sample and the other columns of the sheet. var has the names
+of the numbers of X, and uns["featuremill"] the provenance. The file is written with h5py by
+anndata's specification ("On-disk format", AnnData 0.1.0, dataframe 0.2.0), so no run needs anndata.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FORMAT = Format(
     "embeddings.h5ad", "anndata, scanpy", 400, "pooled", also_called=("anndata", "scanpy")
 )
 BYTES_A_TEXT = 64
-"""The bytes of a text in HDF5 beside its letters, at most: a reference and a heap entry."""
+"""The largest overhead of a text in HDF5: a reference and a heap entry."""
 VERSIONS = {
     "anndata": "0.1.0",
     "array": "0.2.0",
@@ -36,7 +35,7 @@ VERSIONS = {
 
 
 class Writer:
-    """Makes the whole file's datasets, then fills them row after row."""
+    """Creates all datasets in their full size, then fills them."""
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.hdf5 import TEXT, ReservedFile
@@ -77,7 +76,6 @@ class Writer:
         self._num_rows = 0
 
     def write(self, block: pa.Table) -> None:
-        """Fill the block's rows in."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -1,8 +1,7 @@
-"""embeddings.npy: the pooled vectors as one array that NumPy maps without reading it.
+"""Write embeddings.npy: the pooled vectors as one array (records, width), which NumPy can map.
 
-Row n belongs to row n of embeddings.parquet, whose column sample tells samples apart. Shape
-(records, width); several pooled values stand side by side in a row, in the order of the parquet's
-columns.
+Row n belongs to row n of embeddings.parquet, whose column `sample` has the samples. Several pooled
+columns are side by side in a row, in the order of the parquet's columns.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FORMAT = Format(
 
 
 class Writer:
-    """Writes the header, then row after row."""
+    """Writes the header, then the rows."""
 
     def __init__(self, target: Target) -> None:
         import numpy as np
@@ -42,7 +41,6 @@ class Writer:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def write(self, block: pa.Table) -> None:
-        """Append the block's rows."""
         import numpy as np
 
         from featuremill.kit.arrays import side_by_side

@@ -1,5 +1,5 @@
-"""embeddings.parquet: id, accession, description, length, sha256 (hex) and one fixed-size list of
-float32 a pooled value; of a sheet of samples also sample."""
+"""Write embeddings.parquet: id, accession, description, length, sha256 (hex) and all columns of
+values; in a run with samples also sample."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ HEX_DIGITS = 64
 
 
 class Writer:
-    """Writes every column; per-residue ones too, as nested lists. Embeddings don't compress."""
+    """Writes each block as a row group. Vectors are not compressed, as that saves hardly any."""
 
     def __init__(self, target: Target, *, has_statistics: bool = True) -> None:
-        """Of values, nobody asks for the smallest and largest numbers; a file a shard has none."""
+        """Without `has_statistics`, the values have no minimum and maximum in the footer."""
         import pyarrow as pa
         import pyarrow.parquet
 
@@ -45,7 +45,6 @@ class Writer:
         )
 
     def write(self, block: pa.Table) -> None:
-        """Append a block as one row group."""
         import pyarrow as pa
 
         from featuremill.kit.ids import accessions
@@ -61,12 +60,11 @@ class Writer:
         self._file.write_table(pa.table(ordered, schema=self._schema))
 
     def close(self) -> None:
-        """Write the footer."""
         self._file.close()
 
 
 def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
-    """Return digests as strings of 64 hex digits."""
+    """Return digests of 32 bytes as texts of 64 hex digits."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
-"""embeddings/: what embeddings.parquet holds, cut into files of a million rows each.
+"""Write embeddings/: the content of embeddings.parquet, in files of a million rows each.
 
 pandas, pyarrow.dataset, polars and duckdb read the folder (or `embeddings/*.parquet`) as one table;
-sorted by name, the files have the rows in input order. A run with samples has a folder of each,
-`sample=<name>`, which readers take for the column `sample`.
+sorted by name, the files have the rows in the order of the input. A run with samples has a folder
+`sample=<name>` for each sample, which readers convert to the column `sample`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ROWS_A_FILE = 1_000_000
 
 
 class PartWriter(parquet.Writer):
-    """Writes one of the files, of rows of one sample: its column is the folder's name."""
+    """Writes one of the files; it has no column `sample`, which is the name of its folder."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target._replace(id_columns=ID_ALONE), has_statistics=False)
 
 
 class Writer:
-    """Cuts blocks at the borders of files."""
+    """Divides blocks among files."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -46,33 +46,27 @@ class Writer:
     def _begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / FORMAT.part_name.format(self._num_files)
-        # The column of samples is the folder's name.
         self._file = parquet.Writer(self._target._replace(path=path, id_columns=ID_ALONE))
         self._num_files += 1
         self._room = ROWS_A_FILE
 
     def write(self, block: pa.Table) -> None:
-        """Append a block, which becomes a row group of each file that it touches."""
         for keys, rows in by_owner(block):
             folder = self._target.path.joinpath(*map("=".join, keys.items()))
             if folder != self._folder:
                 self._finish()
                 self._folder, self._num_files, self._room = folder, 0, 0
-            self._append(rows)
-
-    def _append(self, block: pa.Table) -> None:
-        while block.num_rows:
-            if not self._room:
-                self._finish()
-                self._begin()
-            assert self._file
-            piece, block = block.slice(0, self._room), block.slice(self._room)
-            self._file.write(piece)
-            self._room -= piece.num_rows
+            while rows.num_rows:
+                if not self._room:
+                    self._finish()
+                    self._begin()
+                assert self._file
+                piece, rows = rows.slice(0, self._room), rows.slice(self._room)
+                self._file.write(piece)
+                self._room -= piece.num_rows
 
     def close(self) -> None:
-        """Finish the last file; there is one in any case."""
-        if not self._num_files:
+        if not self._num_files:  # without records, there is one empty file
             self._begin()
         self._finish()
 

@@ -1,8 +1,7 @@
-"""per-protein.h5, as UniProt lays its embeddings out: one dataset a record, named by its
-accession.
+"""Write per-protein.h5 in UniProt's layout: a dataset for each record, named by its accession.
 
-Each dataset is the record's pooled vector; several pooled values stand side by side in it, in the
-order of the root's attribute `columns`.
+A dataset is the record's pooled vector. Several pooled columns are side by side in it, in the order
+of the root's attribute `columns`. Each sample has a group.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FORMAT = Format(
 
 
 class Writer:
-    """Writes one small dataset a record."""
+    """Writes one small dataset for each record."""
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.hdf5 import DatasetFile
@@ -40,7 +39,6 @@ class Writer:
         self._file = DatasetFile(target, self._columns)
 
     def write(self, block: pa.Table) -> None:
-        """Add a dataset for each record of the block."""
         from featuremill.kit.arrays import side_by_side
 
         for keys, rows in by_owner(block):

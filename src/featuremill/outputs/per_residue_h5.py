@@ -1,7 +1,7 @@
-"""per-residue.h5, as UniProt lays its embeddings out: one dataset of (length, width) a record.
+"""Write per-residue.h5 in UniProt's layout: a dataset (length, width) for each record, named by its
+accession.
 
-With several layers a dataset is (columns, length, width). A dataset's name is the accession.
-A run with samples has a group of each.
+With several layers, a dataset is (columns, length, width). Each sample has a group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = Format(
 
 
 class Writer:
-    """Writes one dataset a record."""
+    """Writes one dataset for each record."""
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.hdf5 import DatasetFile
@@ -34,7 +34,6 @@ class Writer:
         self._file = DatasetFile(target, self._columns)
 
     def write(self, block: pa.Table) -> None:
-        """Add a dataset for each record of the block."""
         import numpy as np
 
         from featuremill.kit.arrays import matrices

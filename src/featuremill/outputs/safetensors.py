@@ -1,9 +1,9 @@
-"""embeddings.safetensors: a tensor (records, width) for each pooled column, and `ids`.
+"""Write embeddings.safetensors: a tensor (records, width) for each pooled column, and `ids`.
 
-`ids` are the bytes of the ids in UTF-8, a line each, as no id holds a line break:
-`bytes(ids).decode().splitlines()`. In a run with samples an id is `<sample>/<id>`. The header's
-`__metadata__` says how it was made. Written here and not by the library, which wants all tensors in
-memory: the format is a length, a JSON header and the numbers (its README, "Format").
+`ids` has the bytes of the ids in UTF-8, each followed by a line break:
+`bytes(ids).decode().splitlines()`. In a run with samples, an id is `<sample>/<id>`. The provenance
+is in the header's `__metadata__`. The library would need all tensors in memory, so the file is
+written here: a length, a JSON header and the numbers (README of safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ KINDS = {
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
-"""Arrow's names of number types, and the format's."""
+"""The format's names of number types, by Arrow's."""
 IDS = "ids"
 LARGEST = 2**62
-"""Stands for the ids' bytes while nobody knows them, to find out how long the header can get."""
+"""The assumed bytes of the ids, for the longest possible header."""
 
 
 class Writer:
-    """Leaves room for the header, writes each column to its place and the ids behind them all."""
+    """Reserves space for the header, and writes each column to its position and the ids last."""
 
     @classmethod
     def check(cls, values: pa.Schema) -> None:
-        """Refuse values with a vector that has the name of the ids."""
         if IDS in values.names and kind_of(values.field(IDS).type) == "pooled":
             raise UserError(f"outputs: safetensors has a tensor {IDS!r} of its own; drop it.")
 
@@ -51,13 +50,13 @@ class Writer:
         edges = [0, *accumulate(size * target.num_rows for size in sizes)]
         self._starts = dict(zip([*self._columns, IDS], edges, strict=True))
         longest = len(self._header(LARGEST))
-        # Behind the length; numbers begin at a multiple of 8.
+        # After the length; numbers begin at a multiple of 8.
         self._data = 8 + longest + -longest % 8
         self._ends = dict(self._starts)
         self._file = target.path.open("wb")
 
     def _header(self, ids_end: int) -> bytes:
-        """Return the JSON; `ids_end` is where the ids end, counted from the end of the header."""
+        """Return the JSON; `ids_end` is the end of the ids, counted from the end of the header."""
         header: dict[str, Any] = {"__metadata__": self._metadata}
         ends = [*list(self._starts.values())[1:], ids_end]
         for (name, start), end in zip(self._starts.items(), ends, strict=True):
@@ -68,7 +67,6 @@ class Writer:
         return json.dumps(header, ensure_ascii=False).encode()
 
     def write(self, block: pa.Table) -> None:
-        """Write the block's rows behind those of the last one, column by column."""
         import numpy as np
 
         from featuremill.kit.arrays import matrix
@@ -82,7 +80,7 @@ class Writer:
         self._ends[name] += self._file.write(content)
 
     def close(self) -> None:
-        """Write the header, filled up with spaces as the format allows."""
+        """Write the header, padded with spaces as the format allows."""
         with self._file as file:
             header = self._header(self._ends[IDS]).ljust(self._data - 8)
             file.seek(0)

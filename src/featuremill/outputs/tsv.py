@@ -1,7 +1,8 @@
-"""embeddings.tsv: a row a record, a column a number; for spreadsheets, R and shell tools.
+"""Write embeddings.tsv: a row for each record, a column for each number; for spreadsheets, R and
+shell tools.
 
-Pooled vectors become columns `<column>_<n>`, n from 0. Of a sheet of samples, the column
-sample is in front.
+Pooled vectors become columns `<column>_<n>`, with n from 0. In a run with samples, the column
+`sample` is the first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FORMAT = Format(
 
 
 class Writer:
-    """Writes the names of the columns, then row after row."""
+    """Writes the names of the columns, then the rows."""
 
     def __init__(self, target: Target) -> None:
         from featuremill.kit.tsv import TsvWriter
@@ -42,7 +43,6 @@ class Writer:
         self._table = TsvWriter(self._file, names)
 
     def write(self, block: pa.Table) -> None:
-        """Append the block's rows."""
         import pyarrow as pa
 
         from featuremill.kit.arrays import matrix

@@ -10,12 +10,10 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import queue
 import signal
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -40,18 +38,17 @@ class Processes:
     def __init__(self, num_processes: int) -> None:
         self._num_processes = min(num_processes, MAX_PROCESSES)
         self.at_once = MAX_PROCESSES
-        """The number of processes that `map` uses. It reuses the same ones: each takes memory."""
+        """The number of processes that `map` uses, always the same ones: each takes memory."""
         self._processes: list[_Process] = []
-        self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kill()
         for process in self._processes:
-            process.tasks.close()
-            process.answers.close()
+            process.handle.kill()
+        for process in self._processes:
+            process.pipe.close()
             process.handle.join()
         self._processes = []
 
@@ -64,7 +61,6 @@ class Processes:
         for _ in range(min(self._num_processes, at_most) if self._num_processes > 1 else 0):
             with _delaying_signals():  # else a half-started process would print an error
                 self._processes.append(_Process())
-            self._idle.put(self._processes[-1])
 
     def deal(
         self,
@@ -77,28 +73,9 @@ class Processes:
         """
         if not self._processes:
             return [function(*arguments[0], stream)]
-        failed: list[tuple[int, BaseException]] = []
-        number = -1
-        try:
-            for process, each in zip(self._processes, arguments, strict=True):
-                process.tasks.send((function, each, True))
-            for number, value in enumerate(stream):
-                # Waits while the pipe is full.
-                self._processes[number % len(self._processes)].tasks.send(value)
-        except BrokenPipeError:  # one has failed, and its answer says how
-            pass
-        except KNOWN as error:
-            failed.append((number + 1, error))
-        results = []
-        for position, process in enumerate(self._processes):
-            with contextlib.suppress(BrokenPipeError):
-                process.tasks.send(None)
-            try:
-                results.append(process.answer())
-            except KNOWN as error:  # that of the first value that fails, as of one process
-                failed.append((position + len(self._processes) * process.num_done, error))
-        if failed:
-            raise min(failed, key=lambda each: each[0])[1]
+        starts = [(function, each, True) for each in arguments]
+        ends = [None] * len(starts)
+        *_, results = [[*self._answers(messages)] for messages in (starts, stream, ends)]
         return results
 
     def map(
@@ -106,53 +83,54 @@ class Processes:
     ) -> Iterator[Result]:
         """Yield what `function` returns for each of the arguments, in their order."""
         if not self._processes:
-            yield from (function(*each) for each in arguments)
+            yield from itertools.starmap(function, arguments)
             return
-        with ThreadPoolExecutor(min(self.at_once, len(self._processes))) as threads:
-            try:
-                yield from threads.map(lambda each: self._carry_out(function, each), arguments)
-            except BaseException:
-                self._kill()  # so that no thread waits for an answer any more
-                raise
+        yield from self._answers((function, each, False) for each in arguments)
 
-    def _carry_out(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        process = self._idle.get()
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                process.tasks.send((function, arguments, False))
-            return process.answer()
-        finally:
-            self._idle.put(process)
+    def _answers(self, messages: Iterable[Any]) -> Iterator[Any]:
+        """Send message n to process n modulo their number, and yield the answers in that order. If
+        one is an error, it is raised; so is an error of `messages`, after all answers before."""
+        processes = self._processes[: self.at_once]
+        busy, failed = deque[_Process](), list[Exception]()
+        for process, message in zip(itertools.cycle(processes), _kept(failed, messages)):
+            if len(busy) == len(processes):
+                yield busy.popleft().answer()
+            busy.append(process)
+            with contextlib.suppress(ConnectionError):  # its answer says why
+                process.pipe.send(message)
+        while busy:
+            yield busy.popleft().answer()
+        if failed:
+            raise failed[0]
 
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.handle.kill()
+
+def _kept(failed: list[Exception], values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values; an error that ends them is appended to `failed`."""
+    try:
+        yield from values
+    except Exception as error:
+        failed.append(error)
 
 
 class _Process:
     def __init__(self) -> None:
-        self.num_done = 0
-        """Values of a stream that were done when the answer came."""
-        their_tasks, self.tasks = SPAWN.Pipe(duplex=False)
-        self.answers, their_answers = SPAWN.Pipe(duplex=False)
-        arguments = their_tasks, their_answers, os.getpid()
-        self.handle = SPAWN.Process(target=_work, args=arguments, daemon=True)
+        self.pipe, theirs = SPAWN.Pipe()
+        self.handle = SPAWN.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
         # The first process also starts multiprocessing's own, after which nothing is blocked.
         resource_tracker.ensure_running()
         with this_process.starting_child():
             self.handle.start()
-        their_tasks.close()
-        their_answers.close()
+        theirs.close()
 
     def answer(self) -> Any:
-        """Return what the task returned; raise what it raised.
+        """Return what the process answers; raise what it raised.
 
         Raises:
             ChildProcessError: when the process is gone.
         """
         try:
-            answer, is_error, self.num_done = self.answers.recv()
-        except EOFError:
+            answer, is_error = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
             self.handle.join()
             status = self.handle.exitcode or 0
             ended = f"left with status {status}"
@@ -187,32 +165,25 @@ def _delaying_signals() -> Iterator[None]:
         signal.raise_signal(late)
 
 
-def _work(tasks: Connection, answers: Connection, parent: int) -> None:
-    """Run the tasks from `tasks` until the pipe ends or one fails; answer with results."""
+def _work(pipe: Connection, parent: int) -> None:
+    """Answer each task from the `pipe` with its result or its error. A task with a stream also
+    answers before each value; None ends the stream."""
     this_process.die_with_parent(parent, signal.SIGKILL)
     late_pandas.set_up()
     pa.set_memory_pool(pa.system_memory_pool())  # its others keep 20 MB of each process
-    while (task := _next(tasks)) is not None:
-        function, arguments, has_stream = task
-        numbers = itertools.count()
-        values = iter(partial(_next, tasks), None)
-        stream = (value for value, _ in zip(values, numbers, strict=False))
-        is_error = True
+
+    def values() -> Iterator[Any]:
+        pipe.send((None, False))
+        while (value := pipe.recv()) is not None:
+            yield value
+            pipe.send((None, False))
+
+    while True:
+        function, arguments, has_stream = pipe.recv()
         try:
-            answer = function(*arguments, stream) if has_stream else function(*arguments)
-            is_error = False
+            answer = function(*arguments, *([values()] if has_stream else [])), False
         except KNOWN as error:
-            answer = error
+            answer = error, True
         except Exception:
-            answer = RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}")
-        answers.send((answer, is_error, next(numbers) - 1))
-        if is_error:
-            return
-
-
-def _next(pipe: Connection) -> Any:
-    """Return what comes next; None when there is nothing."""
-    try:
-        return pipe.recv()
-    except EOFError:
-        return None
+            answer = RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}"), True
+        pipe.send(answer)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import logging
 import shutil
 from collections import Counter
@@ -47,7 +46,9 @@ Places = npt.NDArray[np.int64]
 ELSEWHERE = -1
 ROW = 2**32 - 1
 """The bits of a place that are the row."""
-FAILED = np.dtype([("place", "i8"), ("kind", "O"), ("cost", "i8"), ("num_rows", "i8")])
+FAILED = np.dtype(
+    [("place", "i8"), ("kind", "O"), ("sha256", "S32"), ("cost", "i8"), ("num_rows", "i8")]
+)
 """A failed record: the name of the kind of its reason, and the number of input records for which
 this distinct one stands."""
 Failed = npt.NDArray[np.void]
@@ -166,8 +167,9 @@ def _refuse_unknown(folder: Results, samples: Sequence[str]) -> None:
 def _by_kind(*failed: Failed) -> str:
     """Return the number of input records of each kind, in words."""
     counts: Counter[str] = Counter()
-    for _, kind, _, num_rows in itertools.chain(*(each.tolist() for each in failed)):
-        counts[kind] += num_rows
+    for each in failed:
+        for kind, num_rows in each[["kind", "num_rows"]].tolist():
+            counts[kind] += num_rows
     by_number = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{number:,} {kind}" for kind, number in by_number)
 
@@ -202,6 +204,7 @@ def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
     is_chosen = np.full(len(failed), not samples)
     for table, places in _places_in(folder.records, [source.shard for source in plan.sources]):
         at, is_there = _find(failed["place"], places)
+        failed["sha256"][at] = digests(table["sha256"].filter(pa.array(is_there)))
         failed["cost"][at] = table["cost"].to_numpy()[is_there]
         np.add.at(failed["num_rows"], at, 1)
         if samples:
@@ -232,12 +235,22 @@ def _find(places: Places, wanted: Places) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def _write_shards(folder: Results, plan: Plan, chosen: Failed) -> tuple[Places, list[PlannedShard]]:
-    """Write the chosen records as new shards; return each one's place in them, and the shards.
+    """Write the chosen records as new shards, after a check of those that hold them. Return the
+    place of each record in the new shards, which are counted from 0, and the shards.
 
-    A place counts the new shards from 0.
+    Raises:
+        IntegrityError: a shard is damaged; it is then set aside.
+        UserError: a shard is gone.
     """
-    names = [shard.shard for shard in plan.shards]
-    order = np.argsort(_sha256(folder, names, chosen["place"]))
+    paths = [folder.shard(shard.shard) for shard in plan.shards]
+    for number in np.unique(chosen["place"] >> 32):
+        if not paths[number].exists():
+            raise UserError(
+                f"{paths[number]}: this shard is gone; delete {folder.plan} and run it again "
+                f"({command_line.again(folder.root)})."
+            )
+        read_verified(paths[number])
+    order = np.argsort(chosen["sha256"])
     cost = chosen["cost"][order]
     largest = max(1, *(shard.cost for shard in plan.shards))
     targets = np.empty(len(order), np.int64)
@@ -245,40 +258,14 @@ def _write_shards(folder: Results, plan: Plan, chosen: Failed) -> tuple[Places, 
     for ((_, start, end, shard_cost),) in cuts([(0, cost)], int(cost.sum()), len(cost), largest):
         piece = order[start:end]
         targets[piece] = (len(shards) << 32) + np.arange(len(piece))
-        table = _payloads(folder, names, chosen["place"][piece])
+        places, tables = chosen["place"][piece], []
+        for number in np.unique(places >> 32):
+            rows = places[places >> 32 == number] & ROW
+            tables.append(read_shard(paths[number]).take(pa.array(rows)))
+        table = pa.concat_tables(tables).combine_chunks()
+        table = table.take(pa.array(np.argsort(digests(table["sha256"])))).combine_chunks()
         shards.append(write_new(folder, table, shard_cost))
     return targets, shards
-
-
-def _sha256(folder: Results, names: Sequence[str], places: Places) -> npt.NDArray[np.bytes_]:
-    """Return the sha256 of the shard rows at `places`, after a check of these shards.
-
-    Raises:
-        IntegrityError: a shard is damaged; it is then set aside.
-        UserError: a shard is gone.
-    """
-    hashes = np.empty(len(places), "S32")
-    for number in np.unique(places >> 32):
-        here = places >> 32 == number
-        path = folder.shard(names[number])
-        if not path.exists():
-            raise UserError(
-                f"{path}: this shard is gone; delete {folder.plan} and run it again "
-                f"({command_line.again(folder.root)})."
-            )
-        column = digests(read_verified(path)["sha256"])
-        hashes[here] = column[places[here] & ROW]
-    return hashes
-
-
-def _payloads(folder: Results, names: Sequence[str], places: Places) -> pa.Table:
-    """Return the shard rows at `places`, in the order of sha256."""
-    pieces = []
-    for number in np.unique(places >> 32):
-        rows = places[places >> 32 == number] & ROW
-        pieces.append(read_shard(folder.shard(names[number])).take(pa.array(rows)))
-    table = pa.concat_tables(pieces).combine_chunks()
-    return table.take(pa.array(np.argsort(digests(table["sha256"])))).combine_chunks()
 
 
 def _replace_plan(

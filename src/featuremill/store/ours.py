@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from featuremill.base.errors import UserError
@@ -53,18 +54,36 @@ log = logging.getLogger("featuremill.files")
 def is_ours(path: Path) -> bool:
     """Return whether featuremill wrote the file, or all files of the folder, at `path`, and none
     was changed: a record has it, or it is JSON with a valid seal."""
-    if path.is_symlink() or not path.exists():
+    if path.is_dir() and not path.is_symlink():
+        inside, read = contents(path), functools.cache(_read)  # once for all files
+        return bool(inside) and all(_is_recorded(file, read) for file in inside)
+    if path.is_symlink() or not path.is_file():
         return False
-    if path.is_dir():
-        inside = contents(path)
-        read = functools.cache(_read)  # once for all files
-        return bool(inside) and all(_is_ours(file, read) for file in inside)
-    if not path.is_file():
-        return False
-    if is_in_temporary(path) or _is_ours(path):
+    if is_in_temporary(path) or _is_recorded(path):
         return True
     value = read_json(path) if path.suffix == ".json" else None
     return value is not None and value.pop(SEAL, None) == seal_of(value)
+
+
+def is_latest(path: Path) -> bool:
+    """Return whether the file at `path` has the bytes that featuremill wrote last, and not those of
+    an older copy."""
+    return _is_recorded(path, are_older_valid=False)
+
+
+def _is_recorded(
+    path: Path, read: Callable[[Path], Lines] | None = None, are_older_valid: bool = True
+) -> bool:
+    """Return whether the file at `path` is as a line of a record describes it, or, if older lines
+    are not valid, the last line of a record."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    found = [lines if are_older_valid else lines[-1:] for *_, lines in _entries(path, read)]
+    stamp, lines = looks(path), [*itertools.chain.from_iterable(found)]
+    if any(line["seen"] == stamp for line in lines):
+        return True
+    digests = {line["sha256"] for line in lines if line["seen"][0] == stamp[0]}
+    return bool(digests) and sha256_of(path) in digests
 
 
 def contents(folder: Path) -> list[Path]:
@@ -93,8 +112,8 @@ def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> N
     """
     if is_named and path.is_dir():
         raise UserError(f"{path}: this is a folder; name a file.")
-    is_there, is_known = path.is_symlink() or path.exists(), bool(_lines(path))
-    if not is_there or is_ours(path) or (is_named and not is_known):
+    is_known = latest(path) is not None
+    if not os.path.lexists(path) or is_ours(path) or (is_named and not is_known):
         return
     if path.is_dir() and not path.is_symlink():
         discard(path, say=log.debug)
@@ -130,22 +149,23 @@ def vacate(path: Path, say: Say = log.warning) -> None:
 
 def discard(path: Path, say: Say = log.warning) -> None:
     """Remove the files at `path` that featuremill wrote; the others stay, with a warning."""
-    if is_ours(path):
+    is_folder, whose = (
+        path.is_dir() and not path.is_symlink(),
+        "featuremill did not write it, or it",
+    )
+    if is_folder:
+        whose = "in it is what featuremill did not write, or"
+    inside = contents(path) if is_folder else [path] if os.path.lexists(path) else []
+    ours = inside if is_ours(path) else [file for file in inside if is_ours(file)]
+    if len(ours) == len(inside):
         remove(path)
-    elif path.is_dir() and not path.is_symlink():
-        inside = contents(path)
-        ours = [file for file in inside if is_ours(file)]
-        for file in ours:
-            file.unlink()
-        if len(ours) == len(inside):
-            remove(path)
-        else:
-            for folder, _, _ in os.walk(path, topdown=False):
-                with contextlib.suppress(OSError):  # not empty
-                    Path(folder).rmdir()
-            say(f"{path} is kept: in it is what featuremill did not write, or was changed since.")
-    elif path.is_symlink() or path.exists():
-        say(f"{path} is kept: featuremill did not write it, or it was changed since.")
+        return
+    for file in ours:
+        file.unlink()
+    for folder, _, _ in os.walk(path, topdown=False):
+        with contextlib.suppress(OSError):  # not empty
+            Path(folder).rmdir()
+    say(f"{path} is kept: {whose} was changed since.")
 
 
 @contextlib.contextmanager
@@ -165,13 +185,13 @@ def delivering(
         give_way(path, is_named=True)
     with replacing(path, is_synced) as temporary:
         yield temporary
-        sha256 = digest(temporary)
+        sha256 = {"": digest(temporary)}
         if is_synced:  # before `give_way`: a sync may take minutes, and a user may save a file
             sync(temporary)
         give_way(path, is_named=is_named)
         # Recorded before the rename: the process may be killed after it.
-        _append(path.parent, [_line(path.name, sha256, temporary)])
-    _append(path.parent, [_line(path.name, sha256, path)])
+        _append(path.parent, path.name, temporary, sha256)
+    _append(path.parent, path.name, path, sha256)
 
 
 @contextlib.contextmanager
@@ -187,7 +207,7 @@ def delivering_folder(
         sha256_by_name = (digests or digests_at)(temporary)
         sync_folder(temporary)  # as in `delivering`
         give_way(path)
-        _append(path.parent, _lines_of_folder(path.name, temporary, sha256_by_name))
+        _append(path.parent, path.name, temporary, sha256_by_name)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -198,10 +218,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def note(path: Path) -> None:
     """Record that featuremill wrote the file, or all files of the folder, at `path`."""
-    if path.is_dir():
-        _append(path.parent, _lines_of_folder(path.name, path, digests_at(path)))
-    else:
-        _append(path.parent, [_line(path.name, sha256_of(path), path)])
+    _append(path.parent, path.name, path, digests_at(path))
 
 
 def digests_at(path: Path) -> dict[str, str]:
@@ -215,79 +232,48 @@ def digests_at(path: Path) -> dict[str, str]:
 
 def latest(path: Path) -> dict[str, Any] | None:
     """Return the last line of the records about the file at `path`."""
-    return lines[-1] if (lines := _lines(path)) else None
+    found = [lines for *_, lines in _entries(path) if lines]
+    return found[-1][-1] if found else None
 
 
 @contextlib.contextmanager
-def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
-    """Record the looks of the file at `path` after the block, in which Snakemake sets its times at
-    the end of a job.
+def touching(path: Path, before: Mapping[str, Any] | None = MappingProxyType({})) -> Iterator[None]:
+    """Record the looks of the file at `path` after the block, which changes its times, as Snakemake
+    does at the end of a job, or removes another hard link to it.
 
     `before` is the `latest` line at the start of the job. If the job recorded nothing, featuremill
     wrote the file. If it recorded other looks, a person changed the file.
     """
     stamp = looks(path) if path.is_file() else None
-    same = [line for line in _lines(path) if line["seen"] == stamp]
-    inside = contents(path) if path.is_dir() else []
+    same = [
+        (folder, name, {"": line["sha256"]})
+        for folder, name, lines in _entries(path)
+        for line in lines
+        if line["seen"] == stamp
+    ]
     is_recorded = latest(path) != before or any(
-        looks(file) in [line["seen"] for line in _lines(file)] for file in inside
+        looks(file) == line["seen"]
+        for file in (contents(path) if path.is_dir() else ())
+        for *_, lines in _entries(file)
+        for line in lines
     )
     yield
     if same:
-        _append(path.parent, [_line(path.name, same[-1]["sha256"], path)])
+        folder, name, sha256 = same[-1]
+        _append(folder, name, path, sha256)
     elif not is_recorded and path.exists() and not is_ours(path):
         note(path)
 
 
-@contextlib.contextmanager
-def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
-    """Record in `folder` the looks of the file at `path` after the block, which removes another
-    hard link to it."""
-    seen = looks(path) if path else None
-    same = [line for line in _lines(path) if line["seen"] == seen] if path else []
-    yield
-    if path and same:
-        _append(folder, [_line(str(path.relative_to(folder)), same[-1]["sha256"], path)])
-
-
-def is_latest(path: Path) -> bool:
-    """Return whether the file at `path` has the bytes that featuremill wrote last, and not those of
-    an older copy."""
-    if path.is_symlink() or not path.is_file():
-        return False
-    last = [lines[-1] for lines in _lines_of_records(path) if lines]
-    return _is_as_in(last, path)
-
-
-def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
-    """Return whether the file at `path` is as a record describes it."""
-    if path.is_symlink() or not path.is_file():
-        return False
-    return _is_as_in(_lines(path, read), path)
-
-
-def _is_as_in(lines: list[dict[str, Any]], path: Path) -> bool:
-    """Return whether the file at `path` is as one of the `lines` describes it."""
-    stamp = looks(path)
-    if any(line["seen"] == stamp for line in lines):
-        return True
-    digests = {line["sha256"] for line in lines if line["seen"][0] == stamp[0]}
-    return bool(digests) and sha256_of(path) in digests
-
-
-def _lines(path: Path, read: Callable[[Path], Lines] | None = None) -> list[dict[str, Any]]:
-    """Return the lines of the records about the file at `path`, the latest last."""
-    return [*itertools.chain.from_iterable(_lines_of_records(path, read))]
-
-
-def _lines_of_records(
+def _entries(
     path: Path, read: Callable[[Path], Lines] | None = None
-) -> Iterator[list[dict[str, Any]]]:
-    """Yield, for each record, its lines about the file at `path`."""
+) -> Iterator[tuple[Path, str, list[dict[str, Any]]]]:
+    """Yield, for each record, its folder, its name of the file at `path`, and its lines about it,
+    the latest last."""
     parts = path.absolute().parts
     for depth in range(len(parts) - 1, max(0, len(parts) - 1 - MOST_ABOVE), -1):
-        record = Path(*parts[:depth], formats.RECORD)
-        yield (read or _read)(record).get("/".join(parts[depth:]), [])
+        folder, name = Path(*parts[:depth]), "/".join(parts[depth:])
+        yield folder, name, (read or _read)(folder / formats.RECORD).get(name, [])
 
 
 _known: dict[Path, tuple[list[int], Lines]] = {}
@@ -312,12 +298,16 @@ def _read(record: Path) -> Lines:
     return lines
 
 
-def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """Append lines to the record of `folder`. On a full disk they are lost, but no file is."""
+def _append(folder: Path, name: str, at: Path, digests: Mapping[str, str]) -> None:
+    """Append lines to the record of `folder` about the file or folder that has or gets the `name`
+    in it and is now `at` a path, with the `digests` of its files (`digests_at`). On a full disk
+    they are lost, but no file is."""
     if is_temporary(folder.parent):  # recorded as a whole later
         return
-    record = folder / formats.RECORD
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    record, text = folder / formats.RECORD, ""
+    for inside, sha256 in digests.items():
+        line = {"name": f"{name}/{inside}" if inside else name, "sha256": sha256}
+        text += json.dumps(line | {"seen": looks(at / inside)}) + "\n"
     with contextlib.suppress(OSError):
         with record.open("a", encoding="utf-8") as file:
             file.write(text)
@@ -326,15 +316,6 @@ def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
             last = [lines[-1] for name, lines in read if (folder / name).exists()]
             with replacing(record, is_synced=False) as temporary:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in last), "utf-8")
-
-
-def _line(name: str, sha256: str, path: Path) -> dict[str, Any]:
-    return {"name": name, "sha256": sha256, "seen": looks(path)}
-
-
-def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the lines of the folder `at`, which has or gets the `name`."""
-    return [_line(f"{name}/{inside}", sha256, at / inside) for inside, sha256 in digests.items()]
 
 
 def looks(path: Path, follows: bool = False) -> list[int]:
@@ -349,4 +330,4 @@ def _aside(path: Path) -> Path:
     ends = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
     stem = path.name.removesuffix("".join(ends))
     names = (path.with_name(f"{stem}.yours-{n}{''.join(ends)}") for n in itertools.count(1))
-    return next(new for new in names if not (new.is_symlink() or new.exists()))
+    return next(new for new in names if not os.path.lexists(new))

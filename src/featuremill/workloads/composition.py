@@ -1,7 +1,7 @@
-"""Amino-acid composition: a whole workload without weights or GPU. Copy it to write your own.
+"""The workload `composition`: shares of amino acids. It needs no GPU; copy it to write your own.
 
-The core calls these names (`featuremill.workload` explains each) and does all the rest. Yours lives
-in a package of your own, registered there under the entry point group `featuremill.workloads`.
+The core calls these names, which `featuremill.workload` explains. Register your module as an entry
+point of the group `featuremill.workloads` in your own package.
 """
 
 from typing import Any
@@ -18,54 +18,54 @@ LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 
 class Options(TableOptions):
-    """What a config may set under `options`; the docstrings become the manual."""
+    """The config `options`; the docstrings become the manual."""
 
     hydropathy: bool = True
     """Also deliver the mean Kyte-Doolittle hydropathy (letters that have none count as 0)."""
 
 
 def records(files: Any, options: Options) -> Any:
-    """Read what goes in: CPU only, one `Record` after the other."""
+    """Yield a `Record` for each protein of `files`, without a GPU."""
     return proteins(files, options)
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Say how much work one record is."""
+    """Return the cost of a record, in `COST_UNIT`."""
     return len(payload)
 
 
 def weights(options: Options) -> None:
-    """Name the model whose weights are needed: none."""
+    """Return the name of the model; None, as there are no weights."""
 
 
 def resolve(options: Options, device: Any, weights: None) -> Options:
-    """Settle every "auto"; there is none."""
+    """Return `options` with every "auto" resolved for `device`; here there is none."""
     return options
 
 
 def schema(options: Options, weights: None) -> pa.Schema:
-    """Name the columns that come out."""
+    """Return the columns of values."""
     widths = {"composition": len(LETTERS)} | ({"hydropathy": 1} if options.hydropathy else {})
     return pa.schema({name: pa.list_(pa.float32(), width) for name, width in widths.items()})
 
 
 def batch_cost(options: Options, device: Any) -> int:
-    """Say how much work goes into one batch."""
+    """Return the cost of a batch."""
     return 1_000_000
 
 
 def load(options: Options, devices: Any, weights: None) -> Any:
-    """Return the model: whatever `prepare` and `run` need; loaded once a worker."""
+    """Return what `prepare`, `run` and `collect` need; called once in each worker."""
     return schema(options, weights)
 
 
 def prepare(model: Any, payloads: Any, batch_cost: int) -> Any:
-    """Return the host side of a batch; runs ahead of `run`, on a thread."""
+    """Return a batch on the host; called in a thread, ahead of `run`."""
     return list(payloads)
 
 
 def run(model: Any, batch: Any) -> Any:
-    """Compute the batch; on a GPU, this would only give the orders."""
+    """Compute a batch. On a GPU, it may still be computing on return."""
     rows = []
     for payload in batch:
         fractions = [payload.count(ord(letter)) / len(payload) for letter in LETTERS]
@@ -75,5 +75,5 @@ def run(model: Any, batch: Any) -> Any:
 
 
 def collect(model: Any, result: Any) -> pa.RecordBatch:
-    """Return one row a payload, in order; runs beside the next batch's `run`."""
+    """Return a row for each payload, in order; called while the next batch is computed."""
     return pa.RecordBatch.from_pylist(result, schema=model)

@@ -7,7 +7,7 @@ import logging
 import sys
 
 from .lease import command, listing
-from .lease.errors import DeviceError, UserError
+from .lease.errors import DeviceError, UserError, sentence
 
 
 def main(words: list[str] | None = None) -> int:
@@ -34,6 +34,9 @@ def main(words: list[str] | None = None) -> int:
     except (DeviceError, UserError) as error:
         print(f"gpu-lease: {error}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:  # of a lock file
+        print(f"gpu-lease: {sentence(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -29,7 +29,7 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from .lease.acquire import Lease, acquire
 from .lease.environment import CUDA_VISIBLE_DEVICES
-from .lease.errors import DeviceError, UserError
+from .lease.errors import DeviceError, UserError, sentence
 from .lease.request import Request
 from .shells import Shells
 
@@ -94,8 +94,8 @@ class Runner:
                 held = self._acquire(job, request)
             except StoppedError:
                 self._fail(job, "it waited for its GPUs when Snakemake was stopped")
-            except (DeviceError, UserError) as error:
-                self._fail(job, str(error))
+            except (DeviceError, UserError, OSError) as error:  # an OSError is of a lock file
+                self._fail(job, sentence(error))
             else:
                 self._logger.info(f"{_title(job)} has {held.how}")
                 self._start(job, members, counts, held)
@@ -201,8 +201,8 @@ class Runner:
                 return "no GPU"
             request = self._request(num_gpus, job.resources)._replace(wait_seconds=0)
             held = acquire("cuda", request, shares_given=False, command=_title(job))
-        except (DeviceError, UserError) as error:
-            return str(error)
+        except (DeviceError, UserError, OSError) as error:
+            return sentence(error)
         until.callback(held.close)
         return held.how
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import config
-from featuremill.commands.audit.measure import IsAudited
-from featuremill.commands.audit.sample import draw
+from featuremill.commands.audit.measure import IsAudited, Task, check_room, draw, measure
 from featuremill.config import project
 from featuremill.kit.devices import devices_for, with_processors
 from featuremill.kit.errors import UserError
@@ -79,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `featuremill audit`; return 0 if every dtype is within the bounds, else 1."""
     from featuremill.commands.audit import report
-    from featuremill.commands.audit.measure import Task, check_room, measure
 
     paths, name, options, device, dtypes = _checked_arguments(arguments)
     workload = find_workload(name)

@@ -1,4 +1,4 @@
-"""Compute the sample in fp32, then in each dtype, and compare the values batch by batch.
+"""Draw a sample of proteins, compute it in fp32, then in each dtype, and compare the values.
 
 Only one model is loaded at a time, so that every model that runs in fp32 can be audited. The fp32
 values are kept in an unnamed temporary file, which ends with the process.
@@ -8,17 +8,19 @@ Shape legend: V vectors of one protein in one column (its residues, or one poole
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.commands.audit.sample import Protein
 from featuremill.kit import reasons
 from featuremill.kit.arrays import matrices
 from featuremill.kit.errors import UserError, is_out_of_memory
@@ -28,6 +30,7 @@ from featuremill.workload import (
     Device,
     EstimatesMemory,
     Kind,
+    Record,
     Weights,
     Workload,
     compute,
@@ -54,6 +57,8 @@ class IsAudited(Protocol):
         """Return the largest number of vectors of a record in one column of `audited` options."""
 
 
+LONGEST_SHARE = 10
+"""1/LONGEST_SHARE of the sample are the longest proteins, which show errors of positions first."""
 REFERENCE = "fp32"
 FLOAT_BYTES = 4
 VALUES_BYTES = 2**28
@@ -67,6 +72,78 @@ REMEDIES = {
 """The remedy for a protein that cannot be computed, by the kind of its reason."""
 Matrix = npt.NDArray[np.float32]
 log = logging.getLogger("featuremill.audit")
+
+
+class Protein(NamedTuple):
+    """A distinct sequence, with the alphabetically first of its ids."""
+
+    id: str
+    source: str
+    line: int
+    payload: bytes
+    sha256: bytes
+
+    @property
+    def position(self) -> str:
+        return f"{self.source}:{self.line}"
+
+
+class Sample(NamedTuple):
+    """The proteins to compute, sorted by sha256, and counts of the input."""
+
+    proteins: list[Protein]
+    records: int
+    refused: Counter[str]
+    """The number of refused records by reason."""
+    first_refused: dict[str, str]
+    """The position (`path:line`) of the first refused record by reason."""
+
+
+def draw(records: Iterable[Record], size: int) -> Sample:
+    """Read all `records` and return a sample of at most `size` distinct sequences.
+
+    The sample does not depend on the order of the records. Memory holds about 2 * size proteins.
+    """
+    num_records, refused, first_refused = 0, Counter[str](), dict[str, str]()
+    longest, by_hash = _Lowest(min(size, max(1, size // LONGEST_SHARE))), _Lowest(size)
+    for record in records:
+        num_records += 1
+        if record.reason:
+            head = reasons.head_of(record.reason)
+            refused[head] += 1
+            first_refused.setdefault(head, f"{record.source}:{record.line}")
+            continue
+        payload = record.payload
+        digest = hashlib.sha256(payload).digest()
+        protein = Protein(record.id, record.source, record.line, payload, digest)
+        number = int.from_bytes(digest)
+        longest.offer((-len(payload), number), protein)
+        by_hash.offer((number,), protein)
+    chosen = dict(longest.kept)
+    for digest in sorted(by_hash.kept):
+        if len(chosen) < size:
+            chosen.setdefault(digest, by_hash.kept[digest])
+    proteins = [chosen[digest] for digest in sorted(chosen)]
+    return Sample(proteins, num_records, refused, first_refused)
+
+
+class _Lowest:
+    """The `size` distinct proteins with the lowest rank."""
+
+    def __init__(self, size: int) -> None:
+        self.kept: dict[bytes, Protein] = {}
+        self._size = size
+        self._heap: list[tuple[tuple[int, ...], bytes]] = []
+
+    def offer(self, rank: tuple[int, ...], protein: Protein) -> None:
+        if known := self.kept.get(protein.sha256):
+            self.kept[protein.sha256] = min(known, protein)
+            return
+        # The top of the heap has the lowest negated rank, so it is removed first.
+        heapq.heappush(self._heap, (tuple(-number for number in rank), protein.sha256))
+        self.kept[protein.sha256] = protein
+        if len(self._heap) > self._size:
+            del self.kept[heapq.heappop(self._heap)[1]]
 
 
 class Task(NamedTuple):

@@ -15,8 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.commands.audit.measure import REFERENCE, Compared, Measured, Task
-from featuremill.commands.audit.sample import Protein, Sample
+from featuremill.commands.audit.measure import (
+    REFERENCE,
+    Compared,
+    Measured,
+    Protein,
+    Sample,
+    Task,
+)
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, wrapped
 from featuremill.workload import Kind
@@ -241,9 +247,7 @@ def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Wo
     by_row: dict[int, Compared] = {}
     for record in sorted(compared, key=lambda record: record.cosine_min, reverse=True):
         by_row[record.row] = record
-    farthest = sorted(by_row.values(), key=lambda record: (record.cosine_min, record.row))[
-        :NUM_WORST
-    ]
+    farthest = sorted(by_row.values(), key=lambda record: (record.cosine_min, record.row))
     return [
         Worst(
             id=proteins[record.row].id,
@@ -252,7 +256,7 @@ def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Wo
             cosine_min=record.cosine_min if record.is_finite else None,
             relative_l2=record.relative_l2 if record.is_finite else None,
         )
-        for record in farthest
+        for record in farthest[:NUM_WORST]
     ]
 
 

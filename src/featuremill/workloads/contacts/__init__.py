@@ -20,12 +20,11 @@ from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.contacts import sources as CHECKPOINTS
 from featuremill.workloads.contacts.options import Options as Options
-from featuremill.workloads.contacts.tiles import TILE_BYTES
 from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
 from featuremill.workloads.esm2 import start_ahead as start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
-from featuremill.workloads.scores.kin import ESM_1, refuse_beyond_positions
+from featuremill.workloads.scores.sources import ESM_1, refuse_beyond_positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +61,8 @@ WITH_ATTENTION = b"\n"
 CPU_SLACK = 1.1
 COPIES_OF_ATTENTION = 3
 """Copies of attention in memory: as computed, as a column, and as a column of the batch before."""
+TILE_BYTES = {"cpu": 2**20, "cuda": 2**26}
+"""The size of the probabilities that a lane computes at once; on a CPU, they fit in the cache."""
 NUMBER_BYTES = {"float16": 2, "float32": 4}
 
 
@@ -223,17 +224,16 @@ def figures(
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    from featuremill.workloads.contacts import regression
     from featuremill.workloads.contacts.attention import Observer
 
     assert weights is not None
-    sizes = sizes_of(weights.metadata)
-    fitted = None
+    sizes, fitted = sizes_of(weights.metadata), None
+    num_maps = (sizes.num_layers, sizes.num_heads)
     if options.regression:
-        fitted = regression.read(Path(options.regression), sizes.num_layers, sizes.num_heads)
+        fitted = CHECKPOINTS.read_regression(Path(options.regression), *num_maps)
     elif options.needs_regression:
-        fitted = regression.of_weights(weights.path)
-    observer = Observer(sizes.num_layers, sizes.num_heads, fitted)
+        fitted = CHECKPOINTS.regression_of(weights.path)
+    observer = Observer(*num_maps, fitted, TILE_BYTES)
     network = esm2.load(options.of_esm2, devices, weights, observer.backend)
     return Model(network.encoder, observer, options, network.backend)
 

@@ -7,7 +7,8 @@ The regression is linear in the symmetrised and corrected maps, so no map is sto
 over all heads, where p are a head's probabilities without the special tokens, a_i is the sum of row
 i and column i of p, and t is the sum of a (average product correction, Dunn et al. 2008,
 doi:10.1093/bioinformatics/btm604). For any number of layers, memory holds only one sum whose size
-is the square of the protein's length. All numbers are fp32.
+is the square of the protein's length. All numbers are fp32. Attention is computed in tiles of rows
+and heads, which depend on the length of their sequence only, so the batch changes no bit.
 
 Shape legend: T tokens, L tokens or residues of one sequence, R tokens of a tile, N layers, H heads,
 h heads of a tile, d width of a head, K tiles.
@@ -15,18 +16,39 @@ h heads of a tile, d width of a head, K tiles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from featuremill.workloads.contacts import tiles
-from featuremill.workloads.contacts.regression import Regression
-from featuremill.workloads.contacts.tiles import Tile
+from featuremill.workloads.contacts.sources import Regression
 from featuremill.workloads.esm2 import lanes
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.packing import Packed
+
+MOST_TILES = 32
+"""The largest number of tiles of a sequence; each tile has its own sums of columns in memory."""
+
+
+class Tile(NamedTuple):
+    """A range of rows of a sequence."""
+
+    sequence: int
+    """The index of the sequence in its pack."""
+    number: int
+    """The index of the tile in its sequence."""
+    rows: slice
+
+
+def tiles_of(sequence: int, part: slice, tile_bytes: int) -> list[Tile]:
+    """Return the tiles of a sequence, which is the `part` of a pack."""
+    length = part.stop - part.start
+    step = max(1, tile_bytes // (4 * length), -(-length // MOST_TILES))
+    return [
+        Tile(sequence, number, slice(start, min(start + step, length)))
+        for number, start in enumerate(range(0, length, step))
+    ]
 
 
 class Sums(NamedTuple):
@@ -49,10 +71,17 @@ class Observer:
     computes attention.
     """
 
-    def __init__(self, num_layers: int, num_heads: int, regression: Regression | None) -> None:
-        """Without a regression, no contacts are computed."""
+    def __init__(
+        self,
+        num_layers: int,
+        num_heads: int,
+        regression: Regression | None,
+        tile_bytes: Mapping[str, int],
+    ) -> None:
+        """Without a regression, no contacts are computed. `tile_bytes` is the size of a tile's
+        probabilities on each kind of device."""
         self.backend = Backend("fp32 probabilities, looked at", self.attend)
-        self._shape = (num_layers, num_heads)
+        self._shape, self._tile_bytes = (num_layers, num_heads), tile_bytes
         self._regression = regression
         self._weights_NH: dict[torch.device, Tensor] = {}
         self._layer = 0
@@ -88,17 +117,18 @@ class Observer:
         if self._sums and self._sums[0].weighted_LL.device != device:
             self._sums = [sums.to(device) for sums in self._sums]
         parts = [slice(*bounds) for bounds in zip(pack.bounds, pack.bounds[1:], strict=False)]
-        tiles_of = [tiles.cut(number, part, device.type) for number, part in enumerate(parts)]
+        tile_bytes = self._tile_bytes[device.type]
+        tiles = [tiles_of(number, part, tile_bytes) for number, part in enumerate(parts)]
         columns = [
             torch.zeros(len(some), qkv_T3Hd.shape[2], part.stop - part.start, device=device)
-            for some, part in zip(tiles_of, parts, strict=True)
+            for some, part in zip(tiles, parts, strict=True)
         ]
 
         def attend_tile(tile: Tile) -> None:
             part = parts[tile.sequence]
             self._attend(qkv_T3Hd[part], context_THd[part], tile, columns[tile.sequence])
 
-        pieces = [tile for some in tiles_of for tile in some]
+        pieces = [tile for some in tiles for tile in some]
         if device.type == "cpu":
             lanes.each(attend_tile, pieces)
         else:
@@ -116,7 +146,8 @@ class Observer:
         """Write the context of a tile, and add its probabilities to the sums."""
         length, _, num_heads, head_dim = qkv_L3Hd.shape
         rows = tile.rows
-        together = tiles.heads_at_once(rows.stop - rows.start, length, qkv_L3Hd.device.type)
+        tile_bytes = self._tile_bytes[qkv_L3Hd.device.type]
+        together = max(1, tile_bytes // (4 * (rows.stop - rows.start) * length))
         first, last = max(rows.start, 1), min(rows.stop, length - 1)  # without BOS and EOS
         inner, residues = slice(first - rows.start, last - rows.start), slice(first - 1, last - 1)
         for head in range(0, num_heads, together):

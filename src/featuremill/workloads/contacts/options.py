@@ -1,4 +1,4 @@
-"""What a config may set under `options` for the workload contacts."""
+"""The `options` of the workload contacts."""
 
 from __future__ import annotations
 

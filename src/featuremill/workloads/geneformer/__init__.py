@@ -371,10 +371,8 @@ def _shifts(
     if perturbed:
         before = _lengths_before(perturbed)
         rows_before = np.array([before.index(each.num_before) for each in perturbed])
-        numbers, after = (
-            [each.number for each in perturbed],
-            np.arange(len(perturbed)) + len(before),
-        )
+        numbers = [each.number for each in perturbed]
+        after = np.arange(len(perturbed)) + len(before)
         vectors_SE, *of_genes = padding.in_order(values, unit, [1] * (len(before) + len(perturbed)))
         if options.shift == "genes":
             cosines = of_genes[0][after]

@@ -50,9 +50,17 @@ class Block(NamedTuple):
 class Cells:
     def __init__(self, file: h5py.File, path: Path, counts: str, gene_column: str) -> None:
         self._path, self._counts = path, counts
-        self._matrix, var = self._matrix_and_genes(file, counts)
-        self._obs = file["obs"]
-        self.column, self.genes = self._genes(var, gene_column)
+        matrix, frame = ("raw/X", "raw/var") if counts == "raw" else (counts, "var")
+        for name in ("obs", frame, matrix):
+            if name not in file:
+                layers = [f"layers/{layer}" for layer in file.get("layers", ())]
+                matrices = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
+                raise UserError(
+                    f"{path}: there is no {name} in it; set counts under options to where the "
+                    f"counts are ({matrices or 'it has no matrix'})."
+                )
+        self._matrix, self._obs = file[matrix], file["obs"]
+        self.column, self.genes = self._genes(file[frame], gene_column)
         """The source of the genes' ids, for messages, and the ids without versions, in capitals."""
         shape = self._shape()
         num_cells = len(self._obs[_index_of(self._obs)])
@@ -61,18 +69,6 @@ class Cells:
                 f"{path}: {counts} is {shape[0]:,} x {shape[1]:,}, and there are {num_cells:,} "
                 f"cells and {len(self.genes):,} genes; write the file again."
             )
-
-    def _matrix_and_genes(self, file: h5py.File, counts: str) -> tuple[Any, Any]:
-        matrix, frame = ("raw/X", "raw/var") if counts == "raw" else (counts, "var")
-        for name in ("obs", frame, matrix):
-            if name not in file:
-                layers = [f"layers/{layer}" for layer in file.get("layers", ())]
-                matrices = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
-                raise UserError(
-                    f"{self._path}: there is no {name} in it; set counts under options to where "
-                    f"the counts are ({matrices or 'it has no matrix'})."
-                )
-        return file[matrix], file[frame]
 
     def _genes(self, var: Any, chosen: str) -> tuple[str, list[str]]:
         columns = var.dtype.names if _is_table(var) else var

@@ -236,14 +236,13 @@ def _chosen(
     if not temperature:
         return [int(token) for token in logits_RV.argmax(1).tolist()]
     shares_RV = torch.softmax(logits_RV.double().cpu() / temperature, 1).numpy()
-    return [_sampled(shares_V, number) for shares_V, number in zip(shares_RV, numbers, strict=True)]
-
-
-def _sampled(shares_V: np.ndarray[Any, Any], number: int) -> int:
-    tokens = np.flatnonzero(shares_V)
-    sums = shares_V[tokens].cumsum()
-    index = np.searchsorted(sums, number / 2**64 * sums[-1], side="right")
-    return int(tokens[min(index, len(tokens) - 1)])
+    drawn = []
+    for shares_V, number in zip(shares_RV, numbers, strict=True):
+        tokens = np.flatnonzero(shares_V)
+        sums = shares_V[tokens].cumsum()
+        index = np.searchsorted(sums, number / 2**64 * sums[-1], side="right")
+        drawn.append(int(tokens[min(index, len(tokens) - 1)]))
+    return drawn
 
 
 def _network(folder: Path, options: Options, devices: Sequence[torch.device]) -> tuple[Any, Copies]:

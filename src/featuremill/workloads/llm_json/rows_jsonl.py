@@ -29,7 +29,6 @@ class Writer:
         plain = [field.name for field in target.values if not pa.types.is_nested(field.type)]
         self._names = ["id", JSON, *(name for name in plain if name != JSON)]
         self._file = target.path.open("w", encoding="utf-8", newline="")
-        self._target = target
 
     def write(self, block: pa.Table) -> None:
         for row in block.select(self._names).to_pylist():

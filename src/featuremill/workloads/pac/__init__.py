@@ -103,8 +103,8 @@ def batch_cost(options: Options, device: Device) -> int:
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
     import torch
 
-    # Import these now, so that the first batch does not wait for it.
-    from featuremill.workloads.pac import coupling, filters  # noqa: F401
+    # Import this now, so that the first batch does not wait for it.
+    from featuremill.workloads.pac import coupling  # noqa: F401
 
     # A job sees only its own GPUs, in the order of the lease.
     torch_devices = [
@@ -135,25 +135,23 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Pr
 
 def run(model: Model, batch: list[Prepared | str]) -> list[Coupling | str]:
     """Compute each record by itself. A GPU may still be computing on return."""
-    return [record if isinstance(record, str) else _coupling(model, record) for record in batch]
-
-
-def _coupling(model: Model, record: Prepared) -> Coupling:
     import torch
 
-    from featuremill.workloads.pac import coupling, filters
+    from featuremill.workloads.pac import coupling
 
-    signal = record.signal
-    bank = filters.bank(model.options, signal.rate_hz, len(signal.samples_T))
-    gain_BF = torch.from_numpy(bank.gain_BF).to(model.devices[0])
-    analytic_BT = filters.analytic(signal, bank, gain_BF)
     num_phases = len(model.options.phase_bands)
-    return coupling.coupling(
-        analytic_BT[:num_phases].angle(),
-        analytic_BT[num_phases:].abs(),
-        record.offset_N,
-        model.devices,
-    )
+    results: list[Coupling | str] = []
+    for record in batch:
+        if isinstance(record, str):
+            results.append(record)
+            continue
+        signal, offset_N = record
+        bank = coupling.bank(model.options, signal.rate_hz, len(signal.samples_T))
+        gain_BF = torch.from_numpy(bank.gain_BF).to(model.devices[0])
+        analytic_BT = coupling.analytic(signal, bank, gain_BF)
+        phase_PT, amplitude_AT = analytic_BT[:num_phases].angle(), analytic_BT[num_phases:].abs()
+        results.append(coupling.coupling(phase_PT, amplitude_AT, offset_N, model.devices))
+    return results
 
 
 def collect(model: Model, result: list[Coupling | str]) -> pa.RecordBatch:

@@ -6,9 +6,11 @@ the forward passes, and computes scores from the logits of the language-model he
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from featuremill.kit.processes import free_memory_mb
 from featuremill.workload import UnitWork, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.encoder import structures
@@ -16,7 +18,7 @@ from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
 from featuremill.workloads.esm2 import start_ahead as start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
-from featuremill.workloads.scores import alphabets, ensemble, kin, listed, sources
+from featuremill.workloads.scores import listed, sources
 from featuremill.workloads.scores import sources as CHECKPOINTS
 from featuremill.workloads.scores.options import Options as Options
 from featuremill.workloads.scores.tables import SETTLED, with_columns
@@ -52,6 +54,11 @@ REMEDIES = {
 }
 PASS_TOKENS = 450
 """Assumed tokens per pass, as the cost of a record is the sum over its passes."""
+PACKS_PER_LOAD = 16
+"""Packs of a batch of an ensemble on a GPU: networks that alternate are loaded once per batch."""
+USABLE_SHARE = 0.9
+"""The share of the memory that networks may use."""
+log = logging.getLogger("featuremill.scores")
 
 
 class Model(NamedTuple):
@@ -87,7 +94,7 @@ def weights(options: Options) -> str:
 
 
 def caution(options: Options) -> str:
-    """Return what to know about networks other than ESM-2, and the cost of an ensemble."""
+    """Return a caution about networks other than ESM-2, and about the cost of an ensemble."""
     cautions = [esm2.caution(esm2.Options(model=each)) for each in sources.members(options.model)]
     if (num := len(cautions)) > 1:
         cautions.append(
@@ -118,7 +125,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def batch_cost(options: Options, device: Device) -> int:
     num = len(options.networks)
-    num_packs = ensemble.PACKS_PER_LOAD if num > 1 and device.kind == "cuda" else 1
+    num_packs = PACKS_PER_LOAD if num > 1 and device.kind == "cuda" else 1
     return num * num_packs * _pack_tokens(options, device)
 
 
@@ -128,7 +135,7 @@ def _pack_tokens(options: Options, device: Device) -> int:
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the proteins of `inputs` with their variants; truncated proteins have a note."""
-    if sources.reader_of(options.model) is kin.ESM_1:
+    if sources.reader_of(options.model) is sources.ESM_1:
         _refuse_beyond_positions(options, ESM_1V)
     return listed.records(inputs, options)
 
@@ -136,7 +143,9 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
     is_whole = options.long == "full"
     is_whole |= options.long == "proteingym" and options.has_whole_passes
-    kin.refuse_beyond_positions(architecture, is_whole, options.max_residues, "truncate or chunk")
+    sources.refuse_beyond_positions(
+        architecture, is_whole, options.max_residues, "truncate or chunk"
+    )
 
 
 def weights_ahead(options: Options) -> Weights:
@@ -145,17 +154,35 @@ def weights_ahead(options: Options) -> Weights:
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
     """Return the estimated peak memory in MiB for resolved `options`; `batch_cost` is in tokens."""
-    own = options.of_esm2
     tokens = min(_pack_tokens(options, device), batch_cost)
-    num = ensemble.num_together(own, device, weights, tokens)
-    return ensemble.memory_mb(own, device, weights, tokens, num)
+    num_together = _num_together(options, device, weights, tokens)
+    return _memory_mb(options, device, weights, tokens, num_together)
+
+
+def _memory_mb(
+    options: Options, device: Device, weights: Weights, pack_tokens: int, num_together: int
+) -> int:
+    single_mb: int = esm2.memory_mb(options.of_esm2, device, weights, pack_tokens)
+    return single_mb + round((num_together - 1) * esm2.loaded_mb(options.of_esm2, device, weights))
+
+
+def _num_together(options: Options, device: Device, weights: Weights, pack_tokens: int) -> int:
+    """Return the number of networks that are loaded at a time: all if they fit, else one."""
+    num = _num_networks(weights)
+    available_mb = device.memory_mb if device.kind == "cuda" else free_memory_mb()
+    need_mb = _memory_mb(options, device, weights, pack_tokens, num)
+    return num if not available_mb or need_mb <= USABLE_SHARE * available_mb else 1
+
+
+def _num_networks(weights: Weights) -> int:
+    return int(weights.metadata.get(sources.NUM_NETWORKS, 1))
 
 
 def weights_mb(weights: Weights) -> float:
     sizes = sizes_of(weights.metadata)
     width, num_rows = sizes.width, sizes.architecture.num_rows
     numbers = width**2 + (num_rows + 3) * width + num_rows
-    return ensemble.num_networks(weights) * (esm2.weights_mb(weights) + 4 * numbers / 2**20)
+    return _num_networks(weights) * (esm2.weights_mb(weights) + 4 * numbers / 2**20)
 
 
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
@@ -189,10 +216,30 @@ def figures(
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
+    from featuremill.workloads.scores import ensemble
+
     assert weights is not None
     pack_tokens = _pack_tokens(options, devices[0])
-    networks = ensemble.Networks(options.of_esm2, devices, weights, pack_tokens)
-    return Model(networks, options, pack_tokens, networks.backend)
+    num = _num_networks(weights)
+    num_together = _num_together(options, devices[0], weights, pack_tokens)
+    if num > 1:
+        these_mb, all_mb = (
+            f"{_memory_mb(options, devices[0], weights, pack_tokens, each):,}"
+            for each in (num_together, num)
+        )
+        which = "all" if num_together > 1 else "one"
+        text = f"{num} networks, {which} loaded at a time: about {these_mb} MB"
+        if num_together > 1:
+            log.info(text)
+        else:
+            log.warning(
+                "%s, as all would take about %s MB; each is loaded again for every batch, which is "
+                "slower",
+                text,
+                all_mb,
+            )
+    loaded = ensemble.Networks(options.of_esm2, devices, weights, num, num_together)
+    return Model(loaded, options, pack_tokens, loaded.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
@@ -243,11 +290,12 @@ def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> 
 
     from featuremill.workload import spread
     from featuremill.workloads.esm2 import packing
+    from featuremill.workloads.scores.ensemble import own_tokens
 
     encoder = network.encoder
     tokens, mask = [each.tokens for each in some], encoder.architecture.mask
     if encoder.architecture is SAPROT:
-        tokens = [alphabets.own_tokens(each.tokens, each.structure) for each in some]
+        tokens = [own_tokens(each.tokens, each.structure) for each in some]
     pack = packing.pack(tokens, batch.pack_tokens, encoder.device, mask)
     starts = zip(pack.bounds, some, strict=False)
     rows = np.concatenate([start + each.rows for start, each in starts])

@@ -43,7 +43,9 @@ def schema(options: Options) -> pa.Schema:
     """Return the columns for resolved `options`."""
     fields: dict[str, pa.DataType] = {}
     if kinds := options.kinds:
-        names = [f"{MARGINALS[kind]}{each}" for kind in kinds for each in _suffixes(options)]
+        several = len(options.networks) > 1
+        suffixes = (options.mean, *options.networks) if several else options.networks
+        names = [f"{MARGINALS[kind]}{each}" for kind in kinds for each in suffixes]
         row = {"variant": pa.string(), **dict.fromkeys(names, pa.float32())}
         if options.variants == "listed":
             others = dict.fromkeys(options.carried_as, pa.string())
@@ -64,12 +66,6 @@ def schema(options: Options) -> pa.Schema:
         for each in options.networks:
             fields[f"{MATRIX}{each}"] = pa.list_(pa.list_(number, len(AMINO_ACIDS)))
     return pa.schema(fields)
-
-
-def _suffixes(options: Options) -> tuple[str, ...]:
-    """Return the suffixes of the columns of a score; that of an ensemble's mean is first."""
-    several = len(options.networks) > 1
-    return (options.mean, *options.networks) if several else options.networks
 
 
 def batch(

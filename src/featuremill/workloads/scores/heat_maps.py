@@ -152,10 +152,11 @@ def _ends(name: str, column: str, ranked: Sequence[Scored]) -> Panel:
     if len(ranked) > 2 * MOST_RANKED:
         ends = [*ranked[:MOST_RANKED], *ranked[-MOST_RANKED:]]
         title = f"The {MOST_RANKED} highest and the {MOST_RANKED} lowest variants"
-    rows = [
-        {"variant": _label(variant, rank), "score": score, "rank": rank}
-        for rank, (variant, score) in enumerate(ends)
-    ]
+    rows = []
+    for rank, (label, score) in enumerate(ends):
+        if len(label) > MOST_LETTERS:  # labels must differ
+            label = f"{rank + 1}. {clipped(label, MOST_LETTERS)}"
+        rows.append({"variant": label, "score": score, "rank": rank})
     chart = (
         alt.Chart(values(rows))
         .mark_bar(height={"band": 0.7})
@@ -174,10 +175,3 @@ def _ends(name: str, column: str, ranked: Sequence[Scored]) -> Panel:
         .properties(width="container", height={"step": 1.4 * CELL_PIXELS})
     )
     return Panel(name, title, specification(chart))
-
-
-def _label(variant: str, rank: int) -> str:
-    """Return the label of a bar; a clipped name has its rank, so that labels differ."""
-    return (
-        variant if len(variant) <= MOST_LETTERS else f"{rank + 1}. {clipped(variant, MOST_LETTERS)}"
-    )

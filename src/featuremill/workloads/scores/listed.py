@@ -25,9 +25,8 @@ from featuremill.workload import Record
 from featuremill.workloads.encoder import structures
 from featuremill.workloads.encoder.structures import NOT_KNOWN
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
-from featuremill.workloads.scores import edits, sources, tables, variants
+from featuremill.workloads.scores import edits, tables, variants
 from featuremill.workloads.scores.edits import Change
-from featuremill.workloads.scores.kin import SAPROT
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.tables import Cell
 from featuremill.workloads.scores.variants import Row, WrongError, letters_of
@@ -114,8 +113,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         UserError: the options have structures, and the network reads none.
     """
     options = tables.with_columns(options)
-    is_saprot = sources.reader_of(options.model) is SAPROT
-    if options.structures and not is_saprot:
+    if options.structures and not options.reads_structure:
         raise UserError(
             "options.structures: this network reads no letters of structure; leave structures out, "
             "or give a SaProt."
@@ -127,7 +125,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         proteins = _from_file(inputs, options)
     else:
         proteins = _from_tables(inputs, options)
-    if is_saprot:
+    if options.reads_structure:
         proteins = _with_structures(proteins, options)
     is_logged = False
     for record, cells, of_sequences in proteins:
@@ -143,7 +141,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 def _read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the proteins of `inputs`; for SaProt, residues and 3Di letters may alternate."""
-    read = structures.pairs if sources.reader_of(options.model) is SAPROT else readers.proteins
+    read = structures.pairs if options.reads_structure else readers.proteins
     return read(inputs, options)
 
 
@@ -182,8 +180,7 @@ def _from_tables(inputs: Sequence[Path], options: Options) -> Iterator[ProteinCe
                 f"{path}: variants: listed needs a table of variants; set variants_file under "
                 "options, or give a table with a column of variants."
             )
-    is_saprot = sources.reader_of(options.model) is SAPROT
-    make = letters.maker(structures.clean_pairs) if is_saprot else residues.protein
+    make = letters.maker(structures.clean_pairs) if options.reads_structure else residues.protein
     for path in inputs:
         names = names_in_table(path, "variants")
         named_columns = columns.Named(options.id_column, options.sequence_column)

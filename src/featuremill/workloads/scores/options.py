@@ -248,6 +248,11 @@ class Options(StructureOptions, ModelOptions):
         """Whether some passes mask no residue."""
         return "wildtype" in {*self.kinds, *self.of_residues}
 
+    @property
+    def reads_structure(self) -> bool:
+        """Whether the network reads 3Di letters of structure: SaProt does."""
+        return sources.reader_of(self.model) is sources.SAPROT
+
     @cached_property
     def limit(self) -> int:
         """Residues that are kept, or residues of a window."""

@@ -1,4 +1,8 @@
-"""Read published vectors from HDF5 or fair-esm's files, and match them with proteins."""
+"""The workload `imported`: vectors that others computed and published, read from a store.
+
+`featuremill store import` writes them to the store under the recipe of these options, which no
+computed vector has. Nothing is computed: a record without an imported vector fails.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,95 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import Field
 
-from featuremill.inputs import proteins
+from featuremill.inputs import TableOptions, proteins
 from featuremill.kit.errors import UserError
-from featuremill.kit.hdf5 import open_whole
 from featuremill.kit.ids import accessions
-from featuremill.workload import Record
+from featuremill.kit.reasons import Kind
+from featuremill.workload import RecordFailed
 
+VERSION = "1"
+COST_UNIT = LENGTH_UNIT = "residues"
+BYTES_ARE_LENGTHS = True
+REASONS = (
+    Kind(
+        "absent",
+        ("not among the imported vectors",),
+        "Import a file that has this protein, or raise max_failed and do without it.",
+    ),
+)
 ROWS_AT_ONCE = 50_000
 Vector = npt.NDArray[np.floating[Any]]
+
+
+class Options(TableOptions):
+    """The config `options`, which `featuremill store import` prints."""
+
+    declared: str = Field(min_length=1)
+    """Who published the vectors, and of which model, in words: all that is known of them."""
+    width: int = Field(ge=1)
+    """Numbers in a vector."""
+    dtype: Literal["float16", "float32"] = "float32"
+    """Their type, as published."""
+
+
+def records(files: Any, options: Options) -> Any:
+    return proteins(files, options)
+
+
+def cost(payload: bytes, options: Options) -> int:
+    return len(payload)
+
+
+def weights(options: Options) -> None:
+    """Return None, as there are no weights."""
+
+
+def resolve(options: Options, device: Any, weights: None) -> Options:
+    return options
+
+
+def schema(options: Options, weights: None) -> pa.Schema:
+    kind = pa.float16() if options.dtype == "float16" else pa.float32()
+    return pa.schema({"imported": pa.list_(kind, options.width)})
+
+
+def batch_cost(options: Options, device: Any) -> int:
+    return 1_000_000
+
+
+def load(options: Options, devices: Any, weights: None) -> Options:
+    """Return the options, as the reason of a failed record names the publisher."""
+    return options
+
+
+def prepare(model: Options, payloads: Any, batch_cost: int) -> Any:
+    return payloads
+
+
+def run(model: Options, batch: Any) -> Any:
+    """Raise RecordFailed, as imported vectors cannot be computed."""
+    raise RecordFailed("absent", f"declared by {model.declared}")
+
+
+def collect(model: Options, result: Any) -> Any:
+    """Return `result`; never called, as `run` returns nothing."""
+    return result
+
+
+def published(source: Path, fasta: Path, declared: str, layer: int | None) -> Iterator[Any]:
+    """Yield options, a table of vectors and the number of proteins without one, for each lot of the
+    published vectors in `source`."""
+    file = read(source, layer)
+    for first, table, num_without in _lots_of(file, source, fasta):
+        facts = {"width": len(first), "dtype": first.dtype.name, "declared": declared + file.about}
+        yield Options.model_validate(facts), table, num_without
 
 
 class Published(NamedTuple):
@@ -49,11 +127,13 @@ def read(source: Path, layer: int | None) -> Published:
     Raises:
         UserError: `source` is none of these.
     """
+    import h5py
+
     is_hdf5 = source.is_file() and h5py.is_hdf5(source)
     return _of_hdf5(source) if is_hdf5 else _of_fair_esm(source, layer)
 
 
-def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
+def _lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
     """Yield the vectors of the proteins in `fasta`, in lots of `ROWS_AT_ONCE`; nothing if no
     protein has a vector.
 
@@ -95,19 +175,23 @@ def _wanted(
     wanted: dict[bytes, tuple[Any, str]] = {}
     sequence_of: dict[Any, bytes] = {}
     num_without = 0
-    for record, names in _records_of(fasta):
-        name = next((name for name in names if name in keys), None)
-        if record.reason or name is None:
-            num_without += 1
-            continue
-        sha256 = hashlib.sha256(record.payload).digest()
-        if (known := sequence_of.setdefault(keys[name], sha256)) != sha256:
-            other = wanted[known][1]
-            raise UserError(
-                f"{source}: its vector of {name!r} could be that of {other} or of {record.id} in "
-                f"{fasta}, which have different sequences; leave one of them out."
-            )
-        wanted.setdefault(sha256, (keys[name], record.id))
+    records = proteins([fasta])
+    while some := list(itertools.islice(records, 10_000)):
+        known_as = accessions(pa.array([record.id for record in some])).to_pylist()
+        for record, accession in zip(some, known_as, strict=True):
+            names = (f"{record.id} {record.description}".strip(), record.id, accession)
+            name = next((name for name in names if name in keys), None)
+            if record.reason or name is None:
+                num_without += 1
+                continue
+            sha256 = hashlib.sha256(record.payload).digest()
+            if (known := sequence_of.setdefault(keys[name], sha256)) != sha256:
+                other = wanted[known][1]
+                raise UserError(
+                    f"{source}: its vector of {name!r} could be that of {other} or of {record.id} "
+                    f"in {fasta}, which have different sequences; leave one of them out."
+                )
+            wanted.setdefault(sha256, (keys[name], record.id))
     return wanted, num_without
 
 
@@ -117,19 +201,13 @@ def _table(vectors: dict[bytes, Vector]) -> pa.Table:
     return pa.table([pa.array(vectors, pa.binary(32)), values], ["sha256", "imported"])
 
 
-def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:
-    """Yield each record with the keys that a file of vectors may use for it."""
-    records = proteins([fasta])
-    while some := list(itertools.islice(records, 10_000)):
-        accessions_of_records = accessions(pa.array([record.id for record in some])).to_pylist()
-        for record, accession in zip(some, accessions_of_records, strict=True):
-            header = f"{record.id} {record.description}".strip()
-            yield record, [header, record.id, accession]
-
-
 def _of_hdf5(path: Path) -> Published:
     """Read UniProt's per-protein.h5, the HDF5 of bio_embeddings, or our own: one dataset per
     protein. Its name is the accession, or a number if the attribute `original_id` has the id."""
+    import h5py
+
+    from featuremill.kit.hdf5 import open_whole
+
     try:
         file = open_whole(path)
     except OSError as error:
