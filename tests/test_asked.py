@@ -14,7 +14,7 @@ from plans import delivery_json, read_sealed, write_sealed
 from programs import Desk, Verbs, random_records
 
 from featuremill.__main__ import main
-from featuremill.config import project, runs
+from featuremill.config import project
 from featuremill.config.products import counted as counted_of
 from featuremill.flow import context, internals
 from featuremill.flow.screen import Failures
@@ -81,7 +81,7 @@ def run(desk, *words, status=0):
 
 def look():
     """Return how my.yaml stands, and the page that says it."""
-    state = ProjectReader(runs.named(Path("my.yaml"))).inspect()
+    state = ProjectReader(project.runs_of(Path("my.yaml"))).inspect()
     return state, " ".join("\n".join(view.lines(state)).split())
 
 
@@ -211,7 +211,7 @@ def test_status_of_a_config_that_was_edited_is_not_done(desk):
     path, asked = Path("results/my/run.json"), asked_in()
     asked["options"]["hydropathy"] = False
     write_sealed(path, read_sealed(path) | {"config": asked})
-    state = ProjectReader(runs.named(Path("results/my"))).inspect()
+    state = ProjectReader(project.runs_of(Path("results/my"))).inspect()
     assert state.exit_status == 1
     said = " ".join("\n".join(view.lines(state)).split())
     assert "is not of what the last start (featuremill run my.yaml -c 2) asks for (hydro" in said
@@ -236,7 +236,7 @@ def test_the_model_is_named(desk):
     options = {"model": "mill_t6_8M", "dtype": "fp32"}
     plan["settings"] |= {"workload": "esm2", "options": options}
     write_sealed(path, plan | {"workload": "esm2"})
-    state = ProjectReader(runs.named(Path("results/my"))).inspect()
+    state = ProjectReader(project.runs_of(Path("results/my"))).inspect()
     assert "(esm2 mill_t6_8M, recipe " in " ".join(view.lines(state))
     assert state.as_json()["model"] == "mill_t6_8M"
 

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from featuremill import __main__, features
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.steps.autoencoders import (
     card,
     encode,
@@ -810,7 +810,7 @@ def test_a_config_with_autoencoders_trains_them(tmp_path, monkeypatch, environme
     shutil.copytree(ROOT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
     config = Path("config/examples/autoencoders.yaml")
-    runs = named(config)
+    runs = runs_of(config)
     (made,) = runs.steps
     assert runs.folders == [Path("results/residues")]
     assert made.files[-1] == "results/residues/autoencoders/residues/report.html"
@@ -870,7 +870,7 @@ def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_component
 PEAK = """
 import sys
 from featuremill import __main__, features
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.base.this_process import peak_of_process_mb
 assert __main__.main(sys.argv[1:]) == 0
 print(peak_of_process_mb())

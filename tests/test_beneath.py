@@ -19,7 +19,7 @@ from featuremill.status import beneath
 PROGRAM = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from featuremill.config.runs import Runs
+from featuremill.config.project import Runs
 from featuremill.status import beneath
 beneath.PICTURE_SECONDS, beneath.MOST_OF_A_CORE = 0.05, 1.0
 end = beneath.follow(Runs(Path("results"), [Path("results/test")]))

@@ -8,8 +8,9 @@ from importlib import metadata
 
 import pytest
 
+from featuremill.base import this_process
 from featuremill.base.errors import UserError
-from featuremill.doctor import checks, command, slurm
+from featuremill.doctor import checks, command
 
 CONFIG = """\
 Configuration data as of 2026-11-21T22:36:10
@@ -64,7 +65,7 @@ def cluster(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     version = metadata.version  # the fast tests' environment lacks the plugin
-    pretended = {slurm.PLUGIN: "2.8.0"}
+    pretended = {checks.PLUGIN: "2.8.0"}
     monkeypatch.setattr(metadata, "version", lambda name: pretended.get(name) or version(name))
     return Answers(tmp_path, capsys)
 
@@ -90,11 +91,12 @@ def test_a_controller_that_is_away(cluster):
 
 
 def test_a_missing_plugin_and_a_folder_that_other_nodes_do_not_see(cluster, monkeypatch):
-    monkeypatch.setattr(slurm, "installed", lambda names: {})
-    monkeypatch.setattr(slurm, "file_system", lambda *_: "tmpfs")
+    monkeypatch.setattr(checks, "installed", lambda names: {})
+    monkeypatch.setattr(this_process, "installed", lambda names: {})
+    monkeypatch.setattr(checks.lease_folder, "file_system", lambda *_: "tmpfs")
     answer = cluster.ask("--json", status=1)
     (error,) = errors(answer)
-    assert error.startswith(f"{slurm.PLUGIN} is not installed here")
+    assert error.startswith(f"{checks.PLUGIN} is not installed here")
     assert "tmpfs" in answer["issues"][1]["what"]
     assert answer["issues"][1]["remedy"] == checks.TABLE["local disk"][3]
 

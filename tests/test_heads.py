@@ -35,9 +35,8 @@ from featuremill.base import devices
 from featuremill.base.errors import UserError
 from featuremill.features import index
 from featuremill.features import records as feature_records
-from featuremill.features.columns import Column
 from featuremill.features.records import Features
-from featuremill.features.table import Stored, Table
+from featuremill.features.table import Column, Stored, Table
 from featuremill.inputs.labels import Label
 from featuremill.merge.command import merge
 from featuremill.steps.heads import Head, card, charts, figures, fitting, page, predict, train

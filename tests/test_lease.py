@@ -184,6 +184,19 @@ def test_who_waits_says_for_what_again_and_again(node_of):
     end(holder)
 
 
+def test_who_waits_behind_a_stopped_process_hears_of_it(node_of):
+    leases = node_of(2)
+    leases.hold("--devices", 0)
+    stopped = leases.queue("--devices", 0)
+    wait_for(lambda: "held by" in stopped.stderr.readline())
+    os.kill(stopped.pid, signal.SIGSTOP)
+    behind = leases.start("--devices", 1)
+    said = behind.stderr.readline()
+    assert f"others came first; process {stopped.pid} (" in said
+    assert ") is stopped: continue or end it" in said
+    os.kill(stopped.pid, signal.SIGCONT)
+
+
 def test_children_keep_a_lease_on_purpose_only(node_of):
     leases = node_of(1)
     child = int(leases(run=["sh", "-c", "sleep 50 >/dev/null 2>&1 & echo $!"])[0])
@@ -463,6 +476,13 @@ def test_exclusive_compute_mode_allows_one_slot(node_of):
     holder = leases.hold("--slots-per-gpu", 4)
     assert HELD in leases("--slots-per-gpu", 4, "--wait", 0, status=3)[1]
     end(holder)
+
+
+def test_a_mistaken_number_of_slots_leaves_no_files_for_all_users(node_of):
+    leases = node_of(1)
+    said = leases("--slots-per-gpu", 40_000, status=2)[1]
+    assert "a GPU of 40000 slots is impossible; give at most 256." in said
+    assert not [*leases.node.locks.glob("*.slot")]
 
 
 def test_slices_are_devices(node_of):

@@ -23,14 +23,13 @@ from featuremill.base.errors import UserError
 from featuremill.inputs import (
     NucleotideOptions,
     RowOptions,
-    bases,
     columns,
     columns_taken,
     nucleotides,
     proteins,
     rows,
 )
-from featuremill.inputs.bases import clean
+from featuremill.inputs.residues import BASES, clean_bases
 
 SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -57,7 +56,7 @@ def told(records):
     ],
 )
 def test_letters_become_bases(letters, payload, note):
-    assert clean(letters) == (payload, "", note)
+    assert clean_bases(letters) == (payload, "", note)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +77,13 @@ def test_letters_become_bases(letters, payload, note):
     ],
 )
 def test_other_letters_are_refused(letters, reason):
-    assert clean(letters) == (b"", reason, "")
+    assert clean_bases(letters) == (b"", reason, "")
 
 
 @given(st.text())
 def test_clean_never_lets_a_stranger_through(letters):
-    payload, reason, _ = clean(letters)
-    assert not payload.translate(None, bases.ALPHABET)
+    payload, reason, _ = clean_bases(letters)
+    assert not payload.translate(None, BASES)
     assert bool(payload) != bool(reason)
 
 

@@ -17,7 +17,7 @@ from featuremill.base import this_process
 from featuremill.base.environment import QUIET, TYPED
 from featuremill.config import validate
 from featuremill.config.products import WITHOUT_EFFECT, counted
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.flow import jobs, preflight, screen
 from featuremill.flow.refusals import asks_for_less, check_settings
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
@@ -59,7 +59,7 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     left = lock.read_text()
     lock.unlink()
     first = "cd .. && featuremill run 'my run.yaml'"
-    assert named(Path("../my run.yaml")).again() == first, "nothing was typed yet"
+    assert runs_of(Path("../my run.yaml")).again() == first, "nothing was typed yet"
     lock.write_text(left)
     folder = os.path.relpath(tmp_path, tmp_path)
     for typed, again in {  # what Snakemake itself moves away from

@@ -14,7 +14,6 @@ from programs import random_records
 
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.extract import staging
 from featuremill.store.files import temporary_file
 from featuremill.workload import weights
 
@@ -39,26 +38,26 @@ def refused(sentence):
 
 
 def test_a_copy_is_made_once_and_again_when_it_was_touched(shared, node, monkeypatch):
-    found = staging.staged(shared, refused)
-    assert staging.staged(shared, refused) == found
+    found = weights.staged(shared, refused)
+    assert weights.staged(shared, refused) == found
     assert found == shared._replace(path=node / f"{shared.sha256}.safetensors")
     assert found.path.read_bytes() == shared.path.read_bytes()
     with found.path.open("r+b") as file:
         file.write(b"spoiled")
     temporary_file(found.path).write_bytes(b"half")  # of a job that was killed
-    assert staging.staged(shared, refused).path.read_bytes() == shared.path.read_bytes()
+    assert weights.staged(shared, refused).path.read_bytes() == shared.path.read_bytes()
     assert sorted(path.suffix for path in node.iterdir()) == [".json", ".lock", ".safetensors"]
     monkeypatch.delenv("FEATUREMILL_STAGE")
-    assert staging.staged(shared, refused) is shared
+    assert weights.staged(shared, refused) is shared
 
 
 def test_jobs_of_one_node_copy_once(shared, node, environment):
     code = (
-        "import shutil, sys; from pathlib import Path; from featuremill.extract import staging\n"
+        "import shutil, sys; from pathlib import Path; from featuremill.workload import weights\n"
         "from featuremill.workload import Weights\n"
         "copy = shutil.copyfile\n"
         "shutil.copyfile = lambda *paths: (print('copied'), copy(*paths))\n"
-        "staging.staged(Weights('m', Path(sys.argv[1]), sys.argv[2], {}), print)\n"
+        "weights.staged(Weights('m', Path(sys.argv[1]), sys.argv[2], {}), print)\n"
     )
     command = [sys.executable, "-c", code, str(shared.path), shared.sha256]
     variables = {**environment, "FEATUREMILL_STAGE": str(node.parent)}
@@ -71,7 +70,7 @@ def test_a_damaged_shared_file_is_used_by_nobody(shared, node, tmp_path):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(shared.path.read_bytes()[:-1] + b"x")
     with pytest.raises(IntegrityError, match=f"delete weights/{MODEL}.json and run again"):
-        staging.staged(shared._replace(path=path), refused)
+        weights.staged(shared._replace(path=path), refused)
     assert [file.suffix for file in node.iterdir()] == [".lock"]
 
 
@@ -79,19 +78,19 @@ def test_a_damaged_shared_file_is_used_by_nobody(shared, node, tmp_path):
 def test_a_name_that_cannot_be_meant_is_refused(shared, monkeypatch, name):
     monkeypatch.setenv("FEATUREMILL_STAGE", name)
     with pytest.raises(UserError, match="give an absolute path"):
-        staging.staged(shared, refused)
+        weights.staged(shared, refused)
 
 
 def test_variables_are_those_of_the_job(shared, tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_STAGE", "$NODE_DISK/job_7")
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
-    assert staging.staged(shared, refused).path.is_relative_to(tmp_path / "job_7")
+    assert weights.staged(shared, refused).path.is_relative_to(tmp_path / "job_7")
 
 
 def test_a_full_disk_costs_nothing_but_speed(shared, node, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 9, 0))
     said = []
-    assert staging.staged(shared, said.append) is shared
+    assert weights.staged(shared, said.append) is shared
     assert said[0].startswith(f"FEATUREMILL_STAGE: {node}: the weights take ")
     assert said[0].endswith(f"0 bytes are free; the weights are read from {shared.path}")
     assert [file.suffix for file in node.iterdir()] == [".lock"]
@@ -102,16 +101,16 @@ def test_a_folder_that_others_can_write_to_or_lead_astray_is_not_used(shared, no
     ours.mkdir(parents=True)
     node.symlink_to(ours)
     said = []
-    assert staging.staged(shared, said.append) is shared
+    assert weights.staged(shared, said.append) is shared
     node.unlink()
     node.mkdir(mode=0o700)
     for mode in (0o770, 0o707):
         node.chmod(mode)
-        assert staging.staged(shared, said.append) is shared
+        assert weights.staged(shared, said.append) is shared
     if os.getuid() == 0:
         node.chmod(0o700)
         os.chown(node, NOBODY, NOBODY)
-        assert staging.staged(shared, said.append) is shared
+        assert weights.staged(shared, said.append) is shared
         assert "belongs to another user" in said.pop()
     assert (
         "it is a link" in said[0] and ["others may write" in one for one in said[1:]] == [True] * 2

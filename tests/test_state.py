@@ -16,7 +16,7 @@ from test_contigs import contigs
 
 from featuremill import config
 from featuremill.base.errors import UserError
-from featuremill.config import runs
+from featuremill.config import project
 from featuremill.status import view
 from featuremill.status.project import ProjectReader
 from featuremill.status.reader import RunReader
@@ -172,7 +172,7 @@ def desk(finished, tmp_path, environment, monkeypatch):
 
 def look():
     """Return the exit status of `featuremill status my.yaml`, and its page."""
-    state = ProjectReader(runs.named(Path("my.yaml"))).inspect()
+    state = ProjectReader(project.runs_of(Path("my.yaml"))).inspect()
     return state.exit_status, " ".join("\n".join(view.lines(state)).split())
 
 

@@ -13,7 +13,7 @@ from programs import Desk, fasta, random_records
 from test_contigs import contigs
 from test_state import VECTORS, copied, edited, files_made, keys_of, look, unnoticed
 
-from featuremill.config import runs
+from featuremill.config import project
 from featuremill.flow import internals, reruns
 from featuremill.flow.context import Flow, validated
 from featuremill.flow.reruns import awaits_rerun
@@ -154,7 +154,7 @@ MADE = (
 
 def stands():
     """Return the state of each result of a step, by its label."""
-    state = ProjectReader(runs.named(Path("my.yaml"))).inspect()
+    state = ProjectReader(project.runs_of(Path("my.yaml"))).inspect()
     return dict(zip((made.label for made in state.runs.steps), state.steps, strict=True))
 
 
@@ -193,7 +193,7 @@ def test_what_is_asked_for_has_each_key_of_other_ways(key, tmp_path, monkeypatch
             write(translate=changes, virnucpro=None)
         else:
             write(**of_step(step, "s", k=None, **changes))
-        every = {each.label: each.config for each in runs.named(Path("my.yaml")).steps}
+        every = {each.label: each.config for each in project.runs_of(Path("my.yaml")).steps}
         asked.append(every[{"autoencoders": "autoencoders.s"}.get(step, step)])
     assert asked[0] != asked[1]
 

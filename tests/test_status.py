@@ -25,7 +25,7 @@ from plans import read_sealed, receipt_json, write_sealed
 from programs import Desk, Verbs, wait_for, written
 
 from featuremill.base.errors import UserError
-from featuremill.config import runs, validate
+from featuremill.config import project, validate
 from featuremill.flow.reruns import rerun_outdated
 from featuremill.merge.clean import after_run, check_whole
 from featuremill.merge.command import merge, merge_partial
@@ -71,7 +71,7 @@ def start(run, cost=1000):
 
 def page_of(folder):
     """Return the lines for people, without a process."""
-    return list(view.lines(ProjectReader(runs.named(folder)).inspect()))
+    return list(view.lines(ProjectReader(project.runs_of(folder)).inspect()))
 
 
 def codes(answer):

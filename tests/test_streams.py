@@ -6,11 +6,14 @@ import sys
 
 import pytest
 
-from featuremill.base import streams
+from featuremill.base import this_process
 
 PROGRAM = "featuremill"
 SNAKEMAKE = "featuremill.flow.start_snakemake"
-SET_UP = "import subprocess, sys; from featuremill.base import streams; streams.set_up(); "
+SET_UP = (
+    "import subprocess, sys; from featuremill.base import this_process; "
+    "this_process.set_up_streams(); "
+)
 
 
 def typed(words, folder, environment, after):
@@ -54,15 +57,16 @@ def test_a_closed_stream_is_no_file_that_is_opened_later(tmp_path, environment):
 def test_what_nobody_reads_is_dropped_and_known(unbuffered, tmp_path, environment):
     environment = {**environment, "PYTHONUNBUFFERED": unbuffered}
     code = (
-        "assert streams.is_read(); [print('x' * 100_000, flush=True) for _ in range(9)]; "
-        "sys.exit(7 * (not streams.is_read()))"
+        "assert this_process.is_output_read(); "
+        "[print('x' * 100_000, flush=True) for _ in range(9)]; "
+        "sys.exit(7 * (not this_process.is_output_read()))"
     )
     assert typed(["-c", SET_UP + code], tmp_path, environment, "| true") == (7, "")
 
 
 def test_what_a_test_put_in_their_place_stays(capsys):
     before = sys.stdout, sys.stderr
-    streams.set_up()
+    this_process.set_up_streams()
     assert (sys.stdout, sys.stderr) == before
 
 

@@ -26,7 +26,7 @@ from terminals import Terminal
 from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
-from featuremill.config.runs import Runs
+from featuremill.config.project import Runs
 from featuremill.flow import screen
 from featuremill.lease import gpu_name
 from featuremill.status import beneath, shards, watch

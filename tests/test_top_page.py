@@ -8,7 +8,7 @@ from browser import browser, needs_chromium
 from running_runs import A, B, C, RunningRun
 
 from featuremill.base.errors import UserError
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.status import page
 from featuremill.status.project import ProjectReader
 
@@ -30,7 +30,7 @@ def at_once(monkeypatch):
 
 
 def looked(run):
-    return ProjectReader(named(run.folder.root)).poll()
+    return ProjectReader(runs_of(run.folder.root)).poll()
 
 
 def content(path):

@@ -34,7 +34,7 @@ from featuremill.base import tsv
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID_ALONE
 from featuremill.base.locking import locked
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.steps.heads import DELIVERED, card, predict
 from featuremill.steps.translate.options import LOCK
@@ -378,7 +378,7 @@ def translated(tmp_path, monkeypatch):
 
 def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
     def made():
-        runs = named(Path("soil.yaml"))
+        runs = runs_of(Path("soil.yaml"))
         labels = (one.label for one in runs.steps)
         found = dict(zip(labels, ProjectReader(runs).inspect().steps, strict=True))
         return found["translate"], found["heads.kinds"]
@@ -402,7 +402,7 @@ def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
 
 
 def test_json_of_several_runs_has_the_version_of_its_runs(translated):
-    state = ProjectReader(named(Path("soil.yaml"))).inspect()
+    state = ProjectReader(runs_of(Path("soil.yaml"))).inspect()
     (run,) = state.states.values()
     assert state.as_json()["version"] == run.as_json()["version"]
     assert state.now_as_json()["version"] == run.now_as_json()["version"]

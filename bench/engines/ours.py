@@ -25,7 +25,7 @@ from bench.lengths import Protein
 from bench.place import Place
 from bench.subject import Subject
 from featuremill.config import validate
-from featuremill.extract.job import Job
+from featuremill.extract import Job
 from featuremill.extract.worker import Worker
 from featuremill.plan.command import plan
 from featuremill.store.plan import Plan

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featuremill import __version__
-from featuremill.base import environment, late_pandas, log, streams, this_process
+from featuremill.base import environment, late_pandas, log, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.text import wrapped
 
@@ -83,7 +83,7 @@ MODULES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     if IS_PROGRAM:
-        streams.set_up()
+        this_process.set_up_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in words if not word.startswith("-")), None)
     try:
@@ -184,9 +184,9 @@ def _name_folder(parsed: argparse.Namespace) -> None:
 
             if (path / "store").exists() or not runs_below(path):
                 return path
-        from featuremill.config import runs
+        from featuremill.config import project
 
-        return runs.only_folder(path)
+        return project.only_folder(path)
 
     if hasattr(parsed, "run_folder"):
         parsed.run_folder = folder_of(parsed.run_folder)

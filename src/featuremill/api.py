@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,19 +20,14 @@ import pyarrow as pa
 from featuremill import beside, config
 from featuremill.base import faults, reasons
 from featuremill.base.arrays import matrices
-from featuremill.base.devices import (
-    Device,
-    DeviceChoice,
-    devices_for,
-    planning_device,
-    with_processors,
-)
+from featuremill.base.devices import Device, devices_for, planning_device, with_processors
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.base.id_columns import accessions
 from featuremill.base.progress import CallBack, on_terminal
 from featuremill.base.words import counted
+from featuremill.beside import Gpus
 from featuremill.inputs import distinct_records, in_memory
-from featuremill.lease import Lease, Request, count_slots
+from featuremill.lease import Lease, Request
 from featuremill.lease.acquire import acquire
 from featuremill.lease.environment import LEASED
 from featuremill.store.files import files_below, identity_of
@@ -58,14 +52,6 @@ from featuremill.workload.recipe import recipe_of, settings_of_resolved, settled
 
 if TYPE_CHECKING:  # it takes a third of a second to import
     import pandas as pd
-
-Gpus = int | str | Sequence[int | str]
-"""A number of GPUs, "all", or a list of GPUs."""
-GPU = re.compile(r"cuda:(\d+)")
-NO_GPU = (
-    "{}: no NVIDIA GPU can be used here; `featuremill doctor` shows why, or leave it out: "
-    "workers=4 computes in 4 processes on the CPU."
-)
 
 
 class _Loaded(NamedTuple):
@@ -356,7 +342,7 @@ def engine(
         UserError: an option is wrong (`source` begins the message), a package is not installed, or
             a GPU cannot be used.
     """
-    jobs = _jobs(device, gpus, workers)
+    jobs = beside.jobs_of(device, gpus, workers)
     raw = {"inputs": ["memory"], "workload": workload, "options": dict(options), **about}
     checked = config.validate(raw | {"device": jobs.device}, source)
     refuse_without_packages(type(checked.options))
@@ -370,51 +356,6 @@ def engine(
     return Engine(
         workload, checked.module, checked.options, jobs._replace(device=checked.device), lease
     )
-
-
-def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
-    is_free = device == "auto" or (device == "cpu" and gpus is None)
-    values = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
-    named = [f"{key}={value!r}" for key, value in values.items() if value is not None]
-    if len(named) > 1:
-        raise UserError(f"{' and '.join(named)}: both say where to compute; leave one out.")
-    if workers is not None:
-        if type(workers) is not int or workers < 1:
-            raise UserError(f"workers={workers!r}: give a number of processes of at least 1.")
-        return beside.Jobs(workers, "cpu")
-    if gpus is not None:
-        return _on_gpus(gpus)
-    if not (numbered := GPU.fullmatch(str(device))):
-        if device == "cuda" and devices_for("auto")[0].kind == "cpu":
-            raise UserError(NO_GPU.format("device='cuda'"))
-        return beside.Jobs(0, cast(DeviceChoice, device))  # the config refuses other values
-    visible = [each for each in devices_for("auto") if each.kind == "cuda"]
-    index = int(numbered[1])
-    if index >= len(visible):
-        raise UserError(
-            f"device={device!r}: this process sees {counted(len(visible), 'GPU')}; `featuremill "
-            "doctor` shows why."
-        )
-    return beside.Jobs(min(index, 1), "cuda", visible[index].uuid if index else "")
-
-
-def _on_gpus(gpus: Gpus) -> beside.Jobs:
-    named, devices, count = f"gpus={gpus!r}", "", None
-    if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
-        count = gpus
-    elif isinstance(gpus, list | tuple) and gpus:
-        devices = ",".join(str(each).removeprefix("cuda:") for each in gpus)
-    elif gpus != "all":
-        raise UserError(
-            f'{named}: give a number of GPUs, "all", or a list of numbers or UUIDs such as [0, 2].'
-        )
-    request = Request.from_environment({"devices": devices or None})
-    num_gpus = count_slots(request) // request.slots_per_gpu
-    if not num_gpus:
-        raise UserError(NO_GPU.format(named))
-    if (count or 0) > num_gpus:
-        raise UserError(f"{named}: {counted(num_gpus, 'GPU')} can be used here; give fewer.")
-    return beside.Jobs((count or num_gpus) * request.slots_per_gpu, "cuda", devices)
 
 
 def _hold(device: Device) -> bool:

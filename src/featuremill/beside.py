@@ -1,4 +1,4 @@
-"""Values of payloads from several parallel processes, without a run.
+"""Values of payloads from several parallel processes, without a run; their number and devices.
 
 Each process is the command `extract` for one shard. So a record that ends its worker fails alone, a
 failed device is replaced, and GPUs are leased, as in a run.
@@ -13,14 +13,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 
 from featuremill.base import environment, log, this_process
-from featuremill.base.devices import DeviceChoice
-from featuremill.base.errors import error_of
+from featuremill.base.devices import DeviceChoice, devices_for
+from featuremill.base.errors import UserError, error_of
+from featuremill.base.words import counted
+from featuremill.lease import Request, count_slots
 from featuremill.lease.environment import DEVICES
 from featuremill.plan.shard_cost import UNKNOWN_COST
 from featuremill.plan.shards import cuts, write_new
@@ -37,6 +39,13 @@ MOST_KILLS = 3
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 30.0
 """How long a stopped job may take to end its worker."""
+Gpus = int | str | Sequence[int | str]
+"""A number of GPUs, "all", or a list of GPUs."""
+GPU = re.compile(r"cuda:(\d+)")
+NO_GPU = (
+    "{}: no NVIDIA GPU can be used here; `featuremill doctor` shows why, or leave it out: "
+    "workers=4 computes in 4 processes on the CPU."
+)
 WAITING = re.compile(r": (waiting for .*)")
 
 
@@ -60,6 +69,53 @@ class Jobs(NamedTuple):
     device: DeviceChoice
     devices: str = ""
     """GPUs to choose among, with commas between them; empty for all."""
+
+
+def jobs_of(device: str, gpus: Gpus | None, workers: int | None) -> Jobs:
+    """Return the processes that the arguments of a call ask for, 0 of them for this process; raise
+    UserError if an argument is wrong, or there is no such GPU."""
+    is_free = device == "auto" or (device == "cpu" and gpus is None)
+    values = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
+    named = [f"{key}={value!r}" for key, value in values.items() if value is not None]
+    if len(named) > 1:
+        raise UserError(f"{' and '.join(named)}: both say where to compute; leave one out.")
+    if workers is not None:
+        if type(workers) is not int or workers < 1:
+            raise UserError(f"workers={workers!r}: give a number of processes of at least 1.")
+        return Jobs(workers, "cpu")
+    if gpus is not None:
+        return _on_gpus(gpus)
+    if not (numbered := GPU.fullmatch(str(device))):
+        if device == "cuda" and devices_for("auto")[0].kind == "cpu":
+            raise UserError(NO_GPU.format("device='cuda'"))
+        return Jobs(0, cast(DeviceChoice, device))  # the config refuses other values
+    visible = [each for each in devices_for("auto") if each.kind == "cuda"]
+    index = int(numbered[1])
+    if index >= len(visible):
+        raise UserError(
+            f"device={device!r}: this process sees {counted(len(visible), 'GPU')}; `featuremill "
+            "doctor` shows why."
+        )
+    return Jobs(min(index, 1), "cuda", visible[index].uuid if index else "")
+
+
+def _on_gpus(gpus: Gpus) -> Jobs:
+    named, devices, count = f"gpus={gpus!r}", "", None
+    if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
+        count = gpus
+    elif isinstance(gpus, list | tuple) and gpus:
+        devices = ",".join(str(each).removeprefix("cuda:") for each in gpus)
+    elif gpus != "all":
+        raise UserError(
+            f'{named}: give a number of GPUs, "all", or a list of numbers or UUIDs such as [0, 2].'
+        )
+    request = Request.from_environment({"devices": devices or None})
+    num_gpus = count_slots(request) // request.slots_per_gpu
+    if not num_gpus:
+        raise UserError(NO_GPU.format(named))
+    if (count or 0) > num_gpus:
+        raise UserError(f"{named}: {counted(num_gpus, 'GPU')} can be used here; give fewer.")
+    return Jobs((count or num_gpus) * request.slots_per_gpu, "cuda", devices)
 
 
 def parts(

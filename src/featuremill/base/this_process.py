@@ -1,8 +1,10 @@
-"""The running process and its machine: parents, memory, processors, disks, versions."""
+"""The running process and its machine: streams, parents, memory, processors, disks, versions; and
+an argument of its command line."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import platform
@@ -14,9 +16,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from featuremill.base import __version__
 from featuremill.lease.program import die_with_parent as die_with_parent
+
+if TYPE_CHECKING:
+    import argparse
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 VERSION = __version__
@@ -28,6 +34,63 @@ PROFILES = Path(SNAKEFILE).parent / "profiles"
 """Folders of profiles, by their names."""
 ALWAYS_USED = ("numpy", "pyarrow")
 """Distributions whose versions are recorded for all values."""
+
+
+class _Stream(io.FileIO):
+    """A standard stream that drops output after its reader, such as `head`, has closed the pipe."""
+
+    is_read = True
+
+    def write(self, data: Any) -> int:
+        """Write; drop all output once the pipe has no reader; raise another OSError once."""
+        try:
+            return super().write(data)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self.is_read = False
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if not isinstance(error, BrokenPipeError):
+                raise
+            return memoryview(data).nbytes
+
+
+def set_up_streams() -> None:
+    """Prepare standard streams that may be closed, a pipe without a reader, or in an encoding that
+    lacks some letters. Call it before the process opens a file: a file would get the descriptor of
+    a closed stream, and child processes would write into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, open(null, "w" if number else "r", closefd=False))  # noqa: SIM115
+        elif number and type(raw := _raw(stream)) is io.FileIO and raw.fileno() == number:
+            stream.flush()
+            file = _Stream(number, "w", closefd=False)
+            new = io.TextIOWrapper(
+                # As with python -u, without which there is a buffer.
+                file if raw is stream.buffer else io.BufferedWriter(file),
+                stream.encoding,
+                "backslashreplace",
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, new)
+
+
+def is_output_read() -> bool:
+    """Return whether standard output still has a reader."""
+    raw = _raw(sys.stdout)
+    return raw.is_read if isinstance(raw, _Stream) else True
+
+
+def _raw(stream: Any) -> Any:
+    """Return the file of a standard stream; None if a test or a notebook has replaced it."""
+    buffer = getattr(stream, "buffer", None)
+    return getattr(buffer, "raw", buffer)
 
 
 @contextlib.contextmanager
@@ -157,3 +220,11 @@ def take_space(descriptor: int, start: int, size: int) -> None:
 def nearest_folder(path: Path) -> Path:
     """Return an absolute path if it is a folder, or else its nearest existing parent."""
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
+
+
+def add_runs(parser: argparse.ArgumentParser, without: str = "") -> None:
+    """Add the argument that names runs; `without` ends its help if it may be omitted."""
+    help = "results/<run>, or the config that featuremill run takes"
+    more: dict[str, Any] = {"nargs": "?"} if without else {}
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help=help + without, **more)
+    parser.set_defaults(takes_configs=True)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    BaseModel,
     Field,
     SerializeAsAny,
     SkipValidation,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -28,8 +23,7 @@ from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import MAX_NAME as MAX_NAME
 from featuremill.config import problems, yaml_lines
-from featuremill.config.yaml_lines import Places
-from featuremill.inputs import evident_format
+from featuremill.config.problems import Origin, Places
 from featuremill.step import Section, finding, plain_name
 from featuremill.store import command_line, formats, run_lock, shared
 from featuremill.store.results import Results, RunFile
@@ -46,13 +40,6 @@ from featuremill.workload import (
 )
 
 KINDS = {"pooled": "per record", "per_residue": "per residue", "table": "in a table"}
-
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, and surrogates, which UTF-8 cannot encode."""
-PATTERN = re.compile(r"\{\s*[.\w]+\s*(?:,(?:[^{}]++|\{\d+(?:,\d+)?\})*+)?\}")
-"""A name in braces, perhaps with a constraint, which Snakemake reads as a wildcard."""
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def _known_output(name: str) -> str:
@@ -231,20 +218,6 @@ class Config(Features, Records):
     """A run: its records, the features to compute, and the files to write."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The positions of a config's keys, for messages; comparisons of configs ignore it."""
-
-    source: str = field(default="config", compare=False)
-    """The name of the config in messages."""
-    places: Places = field(default_factory=dict, compare=False)
-
-    def at(self, *key: str) -> str:
-        """Return the position of `key`, or of its nearest parent with a known position."""
-        around = (key[:length] for length in range(len(key), 0, -1))
-        return next((self.places[outer] for outer in around if outer in self.places), self.source)
-
-
 class Run(Config):
     """One set of features of a config, with the workload's typed options and their defaults."""
 
@@ -326,8 +299,8 @@ def validate(
     options are not validated. `besides` are keys of a project, to suggest for typos.
     """
     origin = Origin(source, places or {})
-    refuse_impossible(raw, origin)
-    config = checked(Config, raw, (), sections, origin, besides)
+    problems.refuse_impossible(raw, origin)
+    config = problems.checked(Config, raw, (), sections, origin, besides)
     if config.labels.column and not (config.labels.file or config.samples):
         raise UserError(
             f"{origin.at('labels')}: labels: file and column belong together: name a table, too."
@@ -339,7 +312,7 @@ def validate(
         raise UserError(f"{origin.at('workload')}: {error}") from None
     if has_options:
         raw_options, elsewhere = config.options, partial(_others, workload)
-        options = checked(module.Options, raw_options, ("options",), elsewhere, origin)
+        options = problems.checked(module.Options, raw_options, ("options",), elsewhere, origin)
         if config.gpus > 1 and not optional(module, "spreads")(options):
             key = OLD_GPUS if OLD_GPUS in raw else GPUS_PER_JOB
             raise UserError(
@@ -359,30 +332,12 @@ def validate(
     return run
 
 
-def refuse_impossible(raw: Mapping[str, Any], origin: Origin) -> None:
-    """Raise UserError for values that paths, JSON or a shell cannot represent."""
-    for path in ((), ("options",), ("shards",), ("labels",)):
-        section = raw.get(path[0]) if path else raw
-        for key, value in section.items() if isinstance(section, Mapping) else ():
-            for single in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(single, int) and single.bit_length() > 63:
-                    problem = "this number is larger than anything it could mean"
-                elif isinstance(single, str) and CONTROL.search(single):
-                    problem = f"{single[:60]!r} holds a line break or another control character"
-                else:
-                    continue
-                where = (*path, str(key))
-                raise UserError(
-                    f"{origin.at(*where)}: {problems.name_of(where)}: {problem}; give another one."
-                )
-
-
 def read(path: Path, has_weights: bool = False) -> Run:
     """Return the run of the YAML file `path`.
 
     The checkpoint that it names must exist, unless the run `has_weights` converted before.
     """
-    raw, places = load(path)
+    raw, places = yaml_lines.read(path)
     run = validate(raw, str(path), places)
     check_outputs(run)
     refuse_missing(run, has_weights)
@@ -452,46 +407,6 @@ def _at_the_model(run: Run) -> Iterator[None]:
         raise UserError(f"{run.origin.at(*key)}: {'.'.join(key)}: {error}") from None
 
 
-def load(path: Path) -> tuple[dict[str, Any], Places]:
-    """Return the content of the YAML file `path`, not validated, and the position of each key. For
-    a run's folder, read the config of its last start."""
-    if path.is_dir():
-        path = run_lock.config_of(path)
-    try:
-        if kind := evident_format(path):
-            raise UserError(
-                f"{path}: this is no config but {kind}; featuremill init {shlex.quote(str(path))} "
-                "writes one."
-            )
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{path}: this config cannot be read ({error.strerror}); "
-            "featuremill init YOUR.fasta writes one."
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: this is no UTF-8 text at byte {error.start}; save it as UTF-8."
-        ) from None
-    return yaml_lines.load(str(path), text)
-
-
-def refuse_patterns(run: Run) -> None:
-    """Raise UserError for names that Snakemake would read as wildcards, as it has no escape."""
-    names: dict[str, Iterable[Any]] = {
-        run.key_of_named: run.files,
-        "options": run.options_given.values(),
-        "labels": [run.labels.file],
-    }
-    for key, values in names.items():
-        for value in values:
-            if isinstance(value, str) and PATTERN.search(value):
-                raise UserError(
-                    f"config: {key}: {value!r} has a name in braces, which Snakemake would "
-                    "replace; rename the file, or name it through a link without braces."
-                )
-
-
 def check_outputs(run: Run) -> None:
     """Raise UserError for an output that would be empty, before anything is computed."""
     if problem := why_not_in_order(run.order, run.outputs):
@@ -505,48 +420,6 @@ def check_outputs(run: Run) -> None:
                 f"these options workload {run.workload!r} delivers none; change the options or "
                 "drop the output."
             )
-
-
-def without_effect(run: Run) -> list[str]:
-    """Return a sentence for each setting of `run` without effect."""
-    sentences = [
-        f"options: values {KINDS[kind]} are computed, but no output holds them."
-        for kind in sorted(run.options.delivers())
-        if not any(formats.format_of(output).kind in (None, kind) for output in run.outputs)
-    ]
-    if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
-        sentences.append(
-            "labels: they colour the report's map, which is drawn from parquet or parquet_dataset, "
-            "and outputs names neither."
-        )
-    if run.device == "cpu" and run.gpus > 1:
-        sentences.append(f"{GPUS_PER_JOB}: {run.gpus} changes nothing with device: cpu.")
-    if (OLD_GPUS,) in run.origin.places:
-        where = run.origin.at(OLD_GPUS)
-        sentences.append(f"{where}: {OLD_GPUS}: this key is called {GPUS_PER_JOB} now; rename it.")
-    return sentences
-
-
-def checked(
-    model: type[Model],
-    raw: Mapping[str, Any],
-    path: tuple[str, ...],
-    elsewhere: Callable[[], Mapping[str, str]],
-    origin: Origin,
-    besides: Collection[str] = (),
-) -> Model:
-    """Return the section at `path` of a config as a validated `model`.
-
-    Raises:
-        UserError: a sentence for each wrong key; `elsewhere` has advice for misplaced keys, and
-            `besides` are keys of the first level that other models have.
-    """
-    try:
-        return model.model_validate(dict(raw))
-    except ValidationError as error:
-        problems_of = problems.explain(model, error, path, elsewhere(), besides)
-        sentences = [f"{origin.at(*key)}: {text}" for key, text in problems_of.items()]
-        raise UserError("\n".join(sentences)) from None
 
 
 def sections() -> dict[str, str]:

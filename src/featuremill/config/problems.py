@@ -1,4 +1,4 @@
-"""Describe the errors of a config, from pydantic's errors, in sentences."""
+"""Validate a section of a config; describe its errors, with the position of each key."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import difflib
 import itertools
 import re
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from featuremill.base.errors import UserError
 from featuremill.base.text import one_line, plain
 
 MAX_PROBLEMS = 20
@@ -23,6 +25,11 @@ _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = 20
 _brief.maxstring = _brief.maxother = 80
 
 Schema = dict[str, Any]
+Places = Mapping[tuple[str, ...], str]
+"""The file and line of each key in YAML, by the path of the key."""
+Model = TypeVar("Model", bound=BaseModel)
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, and surrogates, which UTF-8 cannot encode."""
 
 KINDS = {
     "integer": "a whole number",
@@ -35,6 +42,60 @@ KINDS = {
     "file-path": "the path of a file",
     "directory-path": "the path of a folder",
 }
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The positions of a config's keys, for messages; comparisons of configs ignore it."""
+
+    source: str = field(default="config", compare=False)
+    """The name of the config in messages."""
+    places: Places = field(default_factory=dict, compare=False)
+
+    def at(self, *key: str) -> str:
+        """Return the position of `key`, or of its nearest parent with a known position."""
+        around = (key[:length] for length in range(len(key), 0, -1))
+        return next((self.places[outer] for outer in around if outer in self.places), self.source)
+
+
+def refuse_impossible(raw: Mapping[str, Any], origin: Origin) -> None:
+    """Raise UserError for values that paths, JSON or a shell cannot represent."""
+    for path in ((), ("options",), ("shards",), ("labels",)):
+        section = raw.get(path[0]) if path else raw
+        for key, value in section.items() if isinstance(section, Mapping) else ():
+            for single in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(single, int) and single.bit_length() > 63:
+                    problem = "this number is larger than anything it could mean"
+                elif isinstance(single, str) and CONTROL.search(single):
+                    problem = f"{single[:60]!r} holds a line break or another control character"
+                else:
+                    continue
+                where = (*path, str(key))
+                raise UserError(
+                    f"{origin.at(*where)}: {name_of(where)}: {problem}; give another one."
+                )
+
+
+def checked(
+    model: type[Model],
+    raw: Mapping[str, Any],
+    path: tuple[str, ...],
+    elsewhere: Callable[[], Mapping[str, str]],
+    origin: Origin,
+    besides: Collection[str] = (),
+) -> Model:
+    """Return the section at `path` of a config as a validated `model`.
+
+    Raises:
+        UserError: a sentence for each wrong key; `elsewhere` has advice for misplaced keys, and
+            `besides` are keys of the first level that other models have.
+    """
+    try:
+        return model.model_validate(dict(raw))
+    except ValidationError as error:
+        problems = explain(model, error, path, elsewhere(), besides)
+        sentences = [f"{origin.at(*key)}: {text}" for key, text in problems.items()]
+        raise UserError("\n".join(sentences)) from None
 
 
 def kind_of(schema: Schema, definitions: Mapping[str, Schema]) -> str:

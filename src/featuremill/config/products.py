@@ -1,15 +1,17 @@
 """The products of a run (plan, results, report), the keys of the config that each depends on, and
-the changes of these keys. `status.outdated` compares them."""
+the changes of these keys, which `status.outdated` compares; settings without effect."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.errors import UserError
 from featuremill.base.words import Change
-from featuremill.config import Run
+from featuremill.config import GPUS_PER_JOB, KINDS, OLD_GPUS, Run
 from featuremill.inputs import TableOptions
 from featuremill.step import Product
 from featuremill.store import formats, shared, state
@@ -21,6 +23,8 @@ from featuremill.store.state import State
 from featuremill.workload import option_files
 from featuremill.workload.option_files import execution_of
 
+PATTERN = re.compile(r"\{\s*[.\w]+\s*(?:,(?:[^{}]++|\{\d+(?:,\d+)?\})*+)?\}")
+"""A name in braces, perhaps with a constraint, which Snakemake reads as a wildcard."""
 WITHOUT_EFFECT = {
     "plan": {"outputs", "order", "labels", "max_failed", "keep"},
     "deliver": {"labels", "max_failed", "keep"},
@@ -153,3 +157,39 @@ def changes_of_settings(planned: Settings, now: Settings) -> list[Change]:
     if versions[0] != versions[1]:
         changes.append(Change("version", planned.version, now.version))
     return changes
+
+
+def without_effect(run: Run) -> list[str]:
+    """Return a sentence for each setting of `run` without effect."""
+    sentences = [
+        f"options: values {KINDS[kind]} are computed, but no output holds them."
+        for kind in sorted(run.options.delivers())
+        if not any(formats.format_of(output).kind in (None, kind) for output in run.outputs)
+    ]
+    if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
+        sentences.append(
+            "labels: they colour the report's map, which is drawn from parquet or parquet_dataset, "
+            "and outputs names neither."
+        )
+    if run.device == "cpu" and run.gpus > 1:
+        sentences.append(f"{GPUS_PER_JOB}: {run.gpus} changes nothing with device: cpu.")
+    if (OLD_GPUS,) in run.origin.places:
+        where = run.origin.at(OLD_GPUS)
+        sentences.append(f"{where}: {OLD_GPUS}: this key is called {GPUS_PER_JOB} now; rename it.")
+    return sentences
+
+
+def refuse_patterns(run: Run) -> None:
+    """Raise UserError for names that Snakemake would read as wildcards, as it has no escape."""
+    names: dict[str, Iterable[Any]] = {
+        run.key_of_named: run.files,
+        "options": run.options_given.values(),
+        "labels": [run.labels.file],
+    }
+    for key, values in names.items():
+        for value in values:
+            if isinstance(value, str) and PATTERN.search(value):
+                raise UserError(
+                    f"config: {key}: {value!r} has a name in braces, which Snakemake would "
+                    "replace; rename the file, or name it through a link without braces."
+                )

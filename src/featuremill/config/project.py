@@ -1,7 +1,9 @@
-"""The config of a project, one YAML file: records, one or several sets of features, and steps."""
+"""The config of a project, one YAML file: records, one or several sets of features, and steps; the
+runs of a command's argument, which is the folder of a run or a config."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,11 +16,12 @@ from featuremill import step
 from featuremill.base.entry_points import older
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
-from featuremill.config import Features, Origin, Records, Run
-from featuremill.config.yaml_lines import Places
+from featuremill.config import Features, Records, Run, problems, yaml_lines
+from featuremill.config.problems import Origin, Places
 from featuremill.step import ChecksFiles, ChecksRecords, DrawsRecords, MakesRecords, finding
 from featuremill.step.finding import step_of
-from featuremill.store import formats
+from featuremill.store import command_line, formats, run_lock
+from featuremill.store.results import runs_below
 from featuremill.workload.recipe import ahead_of
 
 FEATURES = "features"
@@ -106,7 +109,7 @@ def validate(
         key: {} if raw[key] is None else raw[key] for key in finding.known() if key in raw
     }
     model = finding.sections(list(raw_sections))
-    checked = configs.checked(model, raw_sections, (), dict, origin)
+    checked = problems.checked(model, raw_sections, (), dict, origin)
     # A section without an entry is left out.
     sections = {key: section for key in raw_sections if (section := getattr(checked, key))}
     features = {key: value for key, value in raw.items() if key not in raw_sections}
@@ -214,13 +217,13 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
     """Return the config and origin of each set of features, or the config without `features:`."""
     if FEATURES not in raw:
         return [(raw, origin)]
-    configs.refuse_impossible(raw, origin)
+    problems.refuse_impossible(raw, origin)
     raw_sets = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
     sets = {str(name): {} if keys is None else keys for name, keys in raw_sets.items()}
     # The content of a set is validated later, as that of a run.
     names = {name: {} if isinstance(keys, Mapping) else keys for name, keys in sets.items()}
     checked = {**raw, FEATURES: names or raw[FEATURES]}
-    whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
+    whole = problems.checked(Several, checked, (), _elsewhere, origin, finding.known())
     _refuse_path(whole.run, origin)
     records = {key: getattr(whole, key) for key in ("inputs", "samples", "store", "results")}
     configs_of_sets: list[tuple[Mapping[str, Any], Origin]] = []
@@ -308,7 +311,7 @@ def _elsewhere() -> dict[str, str]:
 
 def read(path: Path) -> ProjectConfig:
     """Return the validated project in the YAML file `path`; the files of its options exist."""
-    raw, places = configs.load(path)
+    raw, places = yaml_lines.read(path)
     project = validate(raw, str(path), places)
     for run in project.runs.values():
         configs.check_outputs(run)
@@ -337,3 +340,79 @@ def outputs_of(runs: Collection[Run]) -> dict[tuple[str, ...], list[str]]:
     for run in runs:
         runs_of.setdefault(run.outputs, []).append(run.run)
     return runs_of
+
+
+class Runs(NamedTuple):
+    """The runs of a command's argument: one run, or those of a config with several sets."""
+
+    path: Path
+    """The path that was typed: of a folder, or of a config."""
+    folders: list[Path]
+    """The folder of each run: results/<run>, or results/<run>/<name>."""
+    steps: Sequence[step.Product] = ()
+    """The products of steps; those that are inputs of features come first."""
+    num_before: int = 0
+    """Number of products of steps that are inputs of features."""
+    configs: Sequence[Run] = ()
+    """The config of each run; empty if a folder was typed."""
+
+    @property
+    def names(self) -> list[str]:
+        return [folder.name for folder in self.folders]
+
+    @property
+    def is_one(self) -> bool:
+        return not self.steps and len(self.folders) == 1
+
+    def again(self, forced: Sequence[str] = ()) -> str:
+        """Return the command that computes all runs; `forced` as in `command_line.again`."""
+        known = next(filter(run_lock.read, self.folders), None)
+        if known or self.path.is_dir() or self.path in self.folders:
+            return command_line.again(known or self.folders[0], forced)
+        return command_line.first(self.path, run_lock.working_folder(self.folders[0]))
+
+
+def runs_of(typed: Path) -> Runs:
+    """Return the runs of the `typed` path, started or not.
+
+    Raises:
+        UserError: if it is a missing config, or a file that is not a config.
+    """
+    if typed.suffix in (".yaml", ".yml") and not typed.exists():
+        raise UserError(f"{typed}: there is no such config; check the path, or name results/<run>.")
+    if not typed.is_file():
+        run_lock.refuse_lost(typed)
+        below = runs_below(typed)
+        is_run = (typed / "plan.json").exists() or (typed / "store").exists()
+        is_project = below and run_lock.is_in_results(typed) and not is_run
+        return Runs(typed, below if is_project else [typed])
+    raw, places = yaml_lines.read(typed)
+    config = validate(raw, str(typed), places)
+    elsewhere = [typed.parent / folder for folder in config.folders]
+    for folder in (*config.folders, *elsewhere):
+        run_lock.refuse_lost(folder)
+    runs = [*config.runs.values()]
+    if any(map(Path.exists, config.folders)) or not any(map(Path.exists, elsewhere)):
+        before, after = config.products_around
+        return Runs(typed, config.folders, [*before, *after], len(before), runs)
+    if config.sections:  # steps have paths relative to that folder
+        raise UserError(
+            f"{typed}: its results are below {typed.parent}, not here; type: "
+            f"cd {shlex.quote(str(typed.parent))} and then the same with {typed.name}."
+        )
+    return Runs(typed, elsewhere, configs=runs)
+
+
+def only_folder(typed: Path) -> Path:
+    """Return the folder of the only run of the config `typed`.
+
+    Raises:
+        UserError: if it is not a config, or it has several sets of features.
+    """
+    folders = runs_of(typed).folders
+    if len(folders) > 1:
+        raise UserError(
+            f"{typed}: it has {len(folders)} sets of features; name one of their folders: "
+            f"{', '.join(map(str, folders))}."
+        )
+    return folders[0]

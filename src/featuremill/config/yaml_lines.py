@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from featuremill.base.errors import UserError
 from featuremill.config import problems
+from featuremill.config.problems import Places
+from featuremill.inputs import evident_format
+from featuremill.store import run_lock
 
 MAX_VALUES = 10_000
 """Largest number of values that aliases may add; real configs have none."""
-Places = Mapping[tuple[str, ...], str]
-"""The file and line of each key in YAML, by the path of the key."""
+
+
+def read(path: Path) -> tuple[dict[str, Any], Places]:
+    """Return the content of the YAML file `path`, not validated, and the position of each key. For
+    a run's folder, read the config of its last start."""
+    if path.is_dir():
+        path = run_lock.config_of(path)
+    try:
+        if kind := evident_format(path):
+            raise UserError(
+                f"{path}: this is no config but {kind}; featuremill init {shlex.quote(str(path))} "
+                "writes one."
+            )
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path}: this config cannot be read ({error.strerror}); "
+            "featuremill init YOUR.fasta writes one."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: this is no UTF-8 text at byte {error.start}; save it as UTF-8."
+        ) from None
+    return load(str(path), text)
 
 
 def load(source: str, text: str) -> tuple[dict[str, Any], Places]:

@@ -1,16 +1,20 @@
-"""Check the findings for issues, with messages and remedies (codes: docs/json.md)."""
+"""Check the findings about this machine, or a Slurm cluster, for issues, with messages and remedies
+(codes: docs/json.md)."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from featuremill.base.errors import UserError
-from featuremill.base.this_process import nearest_folder
+from featuremill.base.this_process import installed, nearest_folder
 from featuremill.doctor.findings import Findings, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
 from featuremill.lease import folder as lease_folder
@@ -21,6 +25,12 @@ Severity = Literal["error", "warning", "note"]
 LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED = 12, 9
 PCI_DEVICES, NVIDIA = Path("/sys/bus/pci/devices"), "0x10de"
 MIN_DISK_GB, LITTLE_DISK_GB = 0.2, 10.0
+MOUNTS = Path("/proc/self/mountinfo")
+MAX_SECONDS = 30.0
+"""Longest wait for Slurm's answer."""
+PLUGIN, TRIED = "snakemake-executor-plugin-slurm", "2.8.0"
+"""The plugin, and its tested version; docs/slurm-status.md lists its response to each event."""
+LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"}
 
 
 class Issue(NamedTuple):
@@ -222,3 +232,38 @@ def _gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
 
 
 CHECKS = (_driver, _torch, _fallbacks, _hidden, _files, _too_large)
+
+
+def look_at_cluster(arguments: argparse.Namespace) -> tuple[list[Issue], dict[str, str]]:
+    """Return the issues of a Slurm cluster, errors first, and the values of its config.
+
+    Raises:
+        UserError: Slurm is not installed, or an option requires this machine.
+    """
+    for name in ("model", "config", "devices"):
+        if getattr(arguments, name):
+            raise UserError(
+                f"--slurm looks at the cluster, so it takes no --{name}; run featuremill doctor "
+                "twice."
+            )
+    if not shutil.which("scontrol"):
+        raise UserError(
+            "scontrol: not in PATH, so there is no Slurm to look at from here; run "
+            "featuremill doctor --slurm on a login node of the cluster."
+        )
+    issues, folder = [], nearest_folder(arguments.results.absolute())
+    kind = lease_folder.file_system(folder, MOUNTS.read_text("utf-8", "replace"))
+    if kind in LOCAL_FILE_SYSTEMS:
+        issues.append(issue("local disk", folder=folder, kind=kind))
+    if not installed([PLUGIN]):
+        issues.append(issue("no plugin", name=PLUGIN, requirement=f"{PLUGIN}=={TRIED}"))
+    command, seconds = ["scontrol", "show", "config"], min(arguments.timeout, MAX_SECONDS)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        config, status = done.stdout, f"status {done.returncode}"
+        problem = (done.stderr.strip() or status) if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        config, problem = "", f"no answer within {seconds:g} s"
+    if problem:
+        issues.append(issue("controller", error=problem.splitlines()[-1].rstrip(".")))
+    return by_severity(issues), dict(re.findall(r"^(\w+) *= *(.*)$", config, re.MULTILINE))

@@ -14,8 +14,6 @@ from featuremill.lease import GpuOptions
 from featuremill.lease.request import HELP_OF_DEVICES
 from featuremill.workload import DEFAULT
 
-NOT_READY = 1
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -43,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `featuremill doctor`; return 0 if a run can start (on --gpus GPUs), else 1."""
-    from featuremill.doctor import checks, findings, report, slurm
+    from featuremill.doctor import checks, findings, report
 
     gpus = GpuOptions.parse(arguments.gpus, arguments.devices)
     gpus.check()
     arguments.devices = gpus.devices
     if arguments.slurm:
-        answer = slurm.answer(arguments)
-        lines = slurm.lines(answer)
+        answer = report.of_cluster(*checks.look_at_cluster(arguments))
+        lines = report.lines_of_cluster(answer)
     else:
         facts = findings.examine(arguments)
         issues, recommended = checks.issues_of(facts), report.recommended(facts)
@@ -61,4 +59,4 @@ def run(arguments: argparse.Namespace) -> int:
         lines = report.lines(answer)
     page = json.dumps(answer, indent=2, ensure_ascii=False) if arguments.json else "\n".join(lines)
     sys.stdout.write(page + "\n")
-    return 0 if answer["ready"] else NOT_READY
+    return 0 if answer["ready"] else 1

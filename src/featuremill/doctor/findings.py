@@ -10,20 +10,14 @@ from typing import Any, NamedTuple
 from featuremill.base import devices
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import free_memory_mb
-from featuremill.config import Origin, checked, project
+from featuremill.config import project
+from featuremill.config.problems import Origin, checked
 from featuremill.doctor.gpus import Gpu, Node, read_node
 from featuremill.doctor.trial import Trial, try_devices
 from featuremill.lease.environment import DEVICES
 from featuremill.lease.offer import named
 from featuremill.store.results import Results
-from featuremill.workload import (
-    DEFAULT,
-    Device,
-    EstimatesMemory,
-    Weights,
-    find_workload,
-    optional,
-)
+from featuremill.workload import DEFAULT, Device, EstimatesMemory, Weights, find_workload, optional
 from featuremill.workload import weights as weights_command
 
 USUAL_MEMORY_MB = 2048

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, get_args
 
 from featuremill.base import text, this_process, words
-from featuremill.doctor.checks import Issue, Severity
+from featuremill.doctor.checks import PLUGIN, Issue, Severity
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Gpu
 from featuremill.lease.environment import DEVICES
@@ -21,7 +21,7 @@ NAME_WIDTH = 25
 HEADINGS = {"error": "Problems", "warning": "Worth a look", "note": "Notes"}
 MARKS = dict(zip(get_args(Severity), "✗!·", strict=True))
 Report = dict[str, Any]
-wrapped = partial(text.wrapped, width=WIDTH)
+_wrapped = partial(text.wrapped, width=WIDTH)
 """`text.wrapped` with the width of the report."""
 
 
@@ -121,9 +121,9 @@ def _memory(findings: Findings) -> Report:
 def lines(report: Report) -> Iterator[str]:
     """Yield the lines of the report as text."""
     labels = {gpu["uuid"]: gpu["label"] for gpu in report["gpus"]}
-    yield from wrapped(" ".join(filter(None, (_verdict(report), _fits(report, labels)))))
+    yield from _wrapped(" ".join(filter(None, (_verdict(report), _fits(report, labels)))))
     yield ""
-    for paragraph in (_table(report), _method_lines(report, labels), issue_lines(report)):
+    for paragraph in (_table(report), _method_lines(report, labels), _issue_lines(report)):
         shown = list(paragraph)
         yield from [*shown, ""] if shown else ()
     if report["ready"]:
@@ -131,21 +131,40 @@ def lines(report: Report) -> Iterator[str]:
         if len(command) > WIDTH:
             command = command.replace(" featuremill ", " \\\n    featuremill ")
         yield from ["To run", *command.split("\n"), ""]
-    yield from wrapped(version_line(report))
+    yield from _wrapped(_version_line(report))
 
 
-def version_line(report: Report) -> str:
+def of_cluster(issues: list[Issue], config: dict[str, str]) -> Report:
+    """Return the report on a Slurm cluster with this `config` as JSON."""
+    versions = this_process.installed(("snakemake", PLUGIN))
+    return {
+        "version": VERSION,
+        "ready": not any(issue.severity == "error" for issue in issues),
+        "cluster": config.get("ClusterName"),
+        "issues": [issue._asdict() for issue in issues],
+        "versions": versions | {"slurm": config.get("SLURM_VERSION", "unknown")},
+    }
+
+
+def lines_of_cluster(report: Report) -> Iterator[str]:
+    """Yield the lines of the report as text, without control characters from Slurm."""
+    verdict = _not_ready(report) or f"Ready: the cluster {report['cluster']} takes jobs."
+    page = [*_wrapped(verdict), "", *_issue_lines(report), *_wrapped(_version_line(report))]
+    yield from map(text.one_line, page)
+
+
+def _version_line(report: Report) -> str:
     return " · ".join(f"{name} {version}" for name, version in report["versions"].items())
 
 
-def not_ready(report: Report) -> str:
+def _not_ready(report: Report) -> str:
     """Return a sentence with the number of errors; empty without errors."""
     count = sum(issue["severity"] == "error" for issue in report["issues"])
     problems = f"{count} problem{'s prevent' if count > 1 else ' prevents'}"
     return f"Not ready: {problems} a run." if count else ""
 
 
-def issue_lines(report: Report) -> Iterator[str]:
+def _issue_lines(report: Report) -> Iterator[str]:
     """Yield the issues, with a heading for each severity."""
     blank: list[str] = []
     for severity, heading in HEADINGS.items():
@@ -154,12 +173,12 @@ def issue_lines(report: Report) -> Iterator[str]:
             yield from (*blank, heading)
             blank = [""]
         for issue in issues:
-            yield from wrapped(issue["what"], f"  {MARKS[severity]} ", "    ")
-            yield from wrapped(issue["remedy"], "    → ", "      ")
+            yield from _wrapped(issue["what"], f"  {MARKS[severity]} ", "    ")
+            yield from _wrapped(issue["remedy"], "    → ", "      ")
 
 
 def _verdict(report: Report) -> str:
-    if why_not := not_ready(report):
+    if why_not := _not_ready(report):
         return why_not
     if not any(gpu["visible"] for gpu in report["gpus"]):
         cpu = report["cpu"]
@@ -207,4 +226,4 @@ def _method_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
         methods = {key: method for key, method in ways.items() if isinstance(method, str)}
         device, dtype = methods.pop("device"), methods.pop("dtype")
         what = "; ".join(f"{operation} {method}" for operation, method in methods.items())
-        yield from wrapped(f"{labels.get(device, 'CPU')}  {dtype}: {what}", "  ", "    ")
+        yield from _wrapped(f"{labels.get(device, 'CPU')}  {dtype}: {what}", "  ", "    ")

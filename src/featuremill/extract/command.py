@@ -26,7 +26,7 @@ from featuremill.base.locking import locked
 from featuremill.base.reasons import kind_of
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.extract.job import Job
+from featuremill.extract import Job
 from featuremill.extract.recorder import Recorder
 from featuremill.extract.supervisor import Supervisor
 from featuremill.lease import Request

@@ -27,7 +27,7 @@ from featuremill.base import log as logs
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
-from featuremill.extract.job import Job, Trouble
+from featuremill.extract import Job, Trouble
 from featuremill.extract.recorder import Recorder
 from featuremill.lease import Lease, Request, lease
 from featuremill.store import journal_log, lock_holder

@@ -25,8 +25,7 @@ from typing import Any, TextIO
 from featuremill.base import faults, late_pandas, this_process
 from featuremill.base.devices import Device, with_processors
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.extract import staging
-from featuremill.extract.job import Job
+from featuremill.extract import Job
 from featuremill.extract.pipeline import Pipeline, Shard, Watch
 from featuremill.lease.environment import CUDA_DEVICE_ORDER
 from featuremill.store import journal
@@ -285,7 +284,7 @@ class Worker:
         logging.getLogger("featuremill").addHandler(_ForwardWarnings(self._warn))
         loading.watched_by(self._loads)
         if self.weights:
-            self.weights = staging.staged(self.weights, self._warn)
+            self.weights = weights_command.staged(self.weights, self._warn)
             start_reading(self.weights.path)
         try:
             with plugin_errors.attributed_to(self.job.settings.workload, "load"):

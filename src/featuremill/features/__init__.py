@@ -12,12 +12,11 @@ from the parts in the store. They are read in blocks, so a run may be larger tha
 before it is computed.
 """
 
-from featuremill.features.columns import Column, chosen, columns_of
 from featuremill.features.index import NOWHERE, Index
 from featuremill.features.opening import open, open_parts  # noqa: A004  (features.open is its name)
 from featuremill.features.parts import Parts
 from featuremill.features.records import Features, Listed, Planned, Record
-from featuremill.features.table import Matrix, Rows
+from featuremill.features.table import Column, Matrix, Rows, chosen, columns_of
 from featuremill.store.failed import Failure
 
 __all__ = [

@@ -19,9 +19,8 @@ from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, SAMPLE, IdColumns
 from featuremill.base.text import clipped
-from featuremill.features.columns import chosen
 from featuremill.features.records import Records
-from featuremill.features.table import Rows, Table
+from featuremill.features.table import Rows, Table, chosen
 from featuremill.store.formats import ABOUT, files_of, format_of
 from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results

@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.features.columns import CHOOSING, chosen
 from featuremill.features.parts import Parts
 from featuremill.features.records import Features, Record
-from featuremill.features.table import Matrix, Stored, Table, mapped
+from featuremill.features.table import CHOOSING, Matrix, Stored, Table, chosen, mapped
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.formats import bytes_of, outputs_of

@@ -20,8 +20,7 @@ from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import WHOLE
 from featuremill.base.progress import Progress
-from featuremill.features.columns import chosen
-from featuremill.features.table import Matrix, Rows, Table, allow_open, checked
+from featuremill.features.table import Matrix, Rows, Table, allow_open, checked, chosen
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import digest_of

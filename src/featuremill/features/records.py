@@ -1,9 +1,9 @@
 """The records of a run by row or by id, with one vector per record (`Features`) or before they are
-computed (`Planned`)."""
+computed (`Planned`); and those on the map of a report, with labels and notes (`Shown`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.errors import UserError
-from featuremill.base.id_columns import WHOLE, accessions
-from featuremill.features.columns import Column
+from featuremill.base.id_columns import ID_ALONE, WHOLE, IdColumns, accessions
+from featuremill.base.text import clipped
 from featuremill.features.index import NOWHERE, Index, hashes_at
 from featuremill.features.parts import RecordsRows, RecordVectors
-from featuremill.features.table import Matrix, Rows, Stored, Table, checked
+from featuremill.features.table import Column, Matrix, Rows, Stored, Table, checked
 from featuremill.store import command_line, failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
@@ -29,6 +29,9 @@ BLOCK_BYTES = 2**25
 """Bytes of vectors in a block of `Features.blocks`."""
 MOST_OF_ACCESSION = 3
 """Largest number of ids in a message about an accession of several records."""
+MAX_TEXT = 40
+MOST_SHOWN = 10_000
+"""Largest number of records on a map."""
 
 
 class Record(NamedTuple):
@@ -275,6 +278,57 @@ class Features(Records):
 
 Listed = Features | Planned
 """Records by id, with vectors or before they are computed."""
+
+
+class Labels(NamedTuple):
+    """The labels of some records in a column of a table."""
+
+    column: str
+    path: Path
+    texts: list[str | None]
+    """The label of each record, in their order; None without one."""
+    mismatch: str = ""
+    """If no record has a label: a sentence with ids of both sides."""
+    id_column: str = ""
+    """The name of the column of ids, if the user named it."""
+
+    @property
+    def file(self) -> str:
+        """The name of the table on the page."""
+        return clipped(self.path.name)
+
+    @property
+    def title(self) -> str:
+        """The name of the column on the page."""
+        return clipped(self.column, MAX_TEXT)
+
+    @property
+    def num_found(self) -> int:
+        return sum(text is not None for text in self.texts)
+
+
+class Shown(NamedTuple):
+    """The records on the map of a report: all, or evenly spaced ones."""
+
+    folder: Path
+    ids: list[str]
+    """The whole ids."""
+    lengths: list[int]
+    unit: str
+    """The unit of lengths, such as "residues"."""
+    total: int
+    """Number of rows of the table."""
+    column: str
+    others: list[str]
+    """The other columns of values in the file."""
+    vectors: Matrix
+    """The vectors: (N, D) float32."""
+    descriptions: list[str]
+    id_columns: IdColumns = ID_ALONE
+    notes: Sequence[str | None] = ()
+    """Notes how records were truncated or cleaned; empty if there is none."""
+    labels: Sequence[Labels] = ()
+    """The labels from the user's tables; the first ones colour the map."""
 
 
 def _plain(column: pa.Array) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Read a table of results, and its vectors: decoded from it, or mapped from embeddings.npy.
+"""Read a table of results, find its columns of vectors, and read these: decoded from the table, or
+mapped from embeddings.npy.
 
 A table is embeddings.parquet, the files of embeddings/, or another Parquet file of rows with ids.
 It is read in batches of a few thousand rows, in bounded memory.
@@ -19,10 +20,11 @@ import pyarrow.parquet as pq
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import KEYS, IdColumns
-from featuremill.features.columns import Column
 from featuremill.store.formats import files_of
 from featuremill.store.records import with_keys
 
+CHOOSING = "--vectors (in Python, column=)"
+"""The default advice, in messages, how to choose one column of several."""
 ROWS_AT_ONCE = 4096
 """Number of rows that are decoded together."""
 MOST_READ = 100_000_000
@@ -33,6 +35,60 @@ NUMBERS = "fiu"
 """Kinds of NumPy dtypes of vectors: floats and integers."""
 Matrix = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+
+
+class Column(NamedTuple):
+    """A column of vectors."""
+
+    name: str
+    width: int
+    """The length of a vector."""
+    is_per_residue: bool
+    start: int
+    """The index of its first number in a row of embeddings.npy, which has all pooled columns."""
+    total: int
+    """The length of such a row."""
+
+
+def columns_of(schema: pa.Schema, of_residues: bool = False) -> dict[str, Column]:
+    """Return the columns with a vector per record (also per residue if `of_residues`), by name."""
+    columns: dict[str, Column] = {}
+    total = 0
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        is_list = pa.types.is_list(kind)
+        vector = kind.value_type if is_list else kind
+        if pa.types.is_fixed_size_list(vector) and (of_residues or not is_list):
+            columns[name] = Column(name, vector.list_size, is_list, total, 0)
+            total += 0 if is_list else vector.list_size
+    return {name: column._replace(total=total) for name, column in columns.items()}
+
+
+def chosen(
+    schema: pa.Schema,
+    column: str | None,
+    where: Path | str,
+    choosing: str = CHOOSING,
+    of_residues: bool = False,
+) -> Column:
+    """Return the column called `column`, or the only one, of the columns that `columns_of` returns.
+    `choosing` is the advice in messages how to choose one of several.
+
+    Raises:
+        UserError: if there is no such column, or several and `column` is None.
+    """
+    columns = columns_of(schema, of_residues)
+    names = list(columns)
+    if column is None and len(names) > 1:
+        raise UserError(
+            f"{where}: it has several columns; choose one of {', '.join(names)} with {choosing}."
+        )
+    column = column or next(iter(names), "")
+    if column not in names:
+        what = "of vectors" if of_residues else "with one vector a record"
+        raise UserError(
+            f"{where}: there is no column {column!r} {what}; it has {', '.join(names) or 'none'}."
+        )
+    return columns[column]
 
 
 class Group(NamedTuple):

@@ -15,7 +15,7 @@ from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import PROFILES
 from featuremill.base.words import counted
-from featuremill.config import load
+from featuremill.config import yaml_lines
 from featuremill.lease import GpuOptions, Request, count_slots
 from featuremill.lease.environment import DEVICES, SLOTS_PER_GPU
 from featuremill.lease.request import HELP_OF_DEVICES
@@ -70,7 +70,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
-    config, _ = load(arguments.config)  # Snakemake does not say in which line it is no YAML
+    config, _ = yaml_lines.read(
+        arguments.config
+    )  # Snakemake does not say in which line it is no YAML
     if any(word.startswith("--configfile") for word in options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."

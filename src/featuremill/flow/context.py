@@ -16,17 +16,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.config import (
-    Run,
-    check_outputs,
-    load,
-    products,
-    project,
-    refuse_patterns,
-    without_effect,
-)
-from featuremill.config.runs import Runs
-from featuremill.config.yaml_lines import Places
+from featuremill.config import Run, check_outputs, products, project, yaml_lines
+from featuremill.config.problems import Places
+from featuremill.config.project import Runs
 from featuremill.flow import (
     guard,
     imported,
@@ -449,10 +441,10 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.ProjectConfig
                 shared.refuse_unwritable(run.store)
             # A step may have replaced the inputs by files of its own.
             typed = {"inputs": checked.inputs, "samples": checked.samples}
-            refuse_patterns(run.model_copy(update=typed))
+            products.refuse_patterns(run.model_copy(update=typed))
     for run in checked.runs.values():
         name = f"{run.run}: " if len(checked.runs) > 1 else ""
-        for sentence in without_effect(run):
+        for sentence in products.without_effect(run):
             internals.log.warning(f"{name}{sentence}")
     return checked
 
@@ -466,7 +458,7 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
         return f"config of module {internals.workflow_module(workflow)}", {}
     source, places = "config", dict[tuple[str, ...], str]()
     for path in internals.config_files(workflow):
-        raw, lines = load(Path(os.path.relpath(path)))
+        raw, lines = yaml_lines.read(Path(os.path.relpath(path)))
         if raw == config:
             source = os.path.relpath(path)
         same = {key for key in raw.keys() & config.keys() if raw[key] == config[key]}

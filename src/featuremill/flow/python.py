@@ -19,7 +19,7 @@ import yaml
 from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError, error_of
 from featuremill.base.progress import CallBack, on_terminal
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.status.reader import RunReader
 from featuremill.store.ours import delivering
 
@@ -54,7 +54,7 @@ def run(
             failed job; a note of the error has all that the command printed.
     """
     path = _written(config) if isinstance(config, Mapping) else Path(config)
-    folders = named(path).folders
+    folders = runs_of(path).folders
     command = [sys.executable, "-m", "featuremill", "run", str(path), "--cores", str(cores)]
     if isinstance(gpus, Sequence) and not isinstance(gpus, str):
         command += ["--devices", ",".join(map(str, gpus))]

@@ -17,7 +17,8 @@ from featuremill.base import this_process
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import in_words, listed
-from featuremill.config import Origin, Run, find_run, products
+from featuremill.config import Run, find_run, products
+from featuremill.config.problems import Origin
 from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing

@@ -25,7 +25,7 @@ from featuremill.base.errors import DeviceError, IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
 from featuremill.base.words import counted
-from featuremill.config.runs import Runs
+from featuremill.config.project import Runs
 from featuremill.flow import internals
 from featuremill.status import beneath
 from featuremill.store import command_line, run_lock

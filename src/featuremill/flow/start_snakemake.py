@@ -20,8 +20,7 @@ from typing import NoReturn
 
 from snakemake.cli import main
 
-from featuremill.base import streams
-from featuremill.base.this_process import PROFILES
+from featuremill.base.this_process import PROFILES, set_up_streams
 from featuremill.flow import internals
 
 OPTION = re.compile(r"--[a-z][a-z0-9-]+")
@@ -88,5 +87,5 @@ def start() -> None:
 
 
 if __name__ == "__main__":
-    streams.set_up()
+    set_up_streams()
     start()

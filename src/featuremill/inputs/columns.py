@@ -11,47 +11,22 @@ from featuremill.base.errors import UserError
 
 IDS = (
     ("id",),
-    (
-        "accession",
-        "acc",
-        "entry",
-        "identifier",
-        "uniprot",
-        "uniprot_id",
-        "protein_id",
-        "seq_id",
-        "sequence_id",
-    ),
+    ("accession", "acc", "entry", "identifier", "uniprot", "uniprot_id", "protein_id", "seq_id",
+     "sequence_id"),
     ("name", "header", "locus_tag", "label"),
-)
+)  # fmt: skip
 """Names of id columns by rank, the first rank preferred; two columns of a rank are ambiguous."""
 SEQUENCES = (
-    (
-        "sequence",
-        "seq",
-        "protein_sequence",
-        "protein_seq",
-        "aa_sequence",
-        "aa_seq",
-        "amino_acid_sequence",
-        "sequence_aa",  # AIRR, where `sequence` is nucleotides, so both are ambiguous
-    ),
+    # `sequence_aa` is AIRR's, where `sequence` is nucleotides, so both are ambiguous.
+    ("sequence", "seq", "protein_sequence", "protein_seq", "aa_sequence", "aa_seq",
+     "amino_acid_sequence", "sequence_aa"),
     ("aa", "protein", "residues", "peptide"),
-)
+)  # fmt: skip
 NUCLEOTIDES = (
-    (
-        "sequence",
-        "seq",
-        "nucleotide_sequence",
-        "dna_sequence",
-        "rna_sequence",
-        "nt_sequence",
-        "dna_seq",
-        "rna_seq",
-        "nt_seq",
-    ),
+    ("sequence", "seq", "nucleotide_sequence", "dna_sequence", "rna_sequence", "nt_sequence",
+     "dna_seq", "rna_seq", "nt_seq"),
     ("nucleotides", "dna", "rna", "cds", "read"),
-)
+)  # fmt: skip
 """Names of a column of nucleotides; `SEQUENCES` are those of proteins."""
 DESCRIPTIONS = (("description",), ("protein_names", "protein_name", "product"))
 

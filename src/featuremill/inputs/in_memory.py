@@ -52,8 +52,8 @@ def write(
     if optional(workload, "TAKES_FILES") or isinstance(options, RowOptions):
         other = optional(workload, "OBJECTS") or "a DataFrame for rows of a table"
         raise UserError(
-            f"inputs: this workload reads no sequences in memory ({_class_of(inputs)}); give the "
-            f"path of a file, or {other}."
+            f"inputs: this workload reads no sequences in memory ({type(inputs).__name__}); give "
+            f"the path of a file, or {other}."
         )
     wanted = [getattr(options, name, "") for name in ("id_column", "sequence_column")]
     pq.write_table(_table_of_sequences(inputs, wanted[0] or "id", wanted[1] or "sequence"), path)
@@ -64,10 +64,6 @@ def is_a(value: Any, module: str, name: str) -> bool:
     """Return whether `value` is an instance of `module.name`, without importing the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
-
-
-def _class_of(value: Any) -> str:
-    return type(value).__name__
 
 
 def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
@@ -102,13 +98,15 @@ def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Tab
         ids = range(len(texts))
     else:
         raise UserError(
-            f"inputs: this is of type {_class_of(inputs)}; give the path of a file, sequences or a "
-            "DataFrame."
+            f"inputs: this is of type {type(inputs).__name__}; give the path of a file, sequences "
+            "or a DataFrame."
         )
     names = list(map(str, ids))
     for name, text in zip(names, texts, strict=True):
         if not isinstance(text, str):
-            raise UserError(f"inputs[{name}]: this is of type {_class_of(text)}; give a string.")
+            raise UserError(
+                f"inputs[{name}]: this is of type {type(text).__name__}; give a string."
+            )
     if texts and "." in texts[0] and os.path.isfile(texts[0]):  # noqa: PTH113  (any length)
         raise UserError(
             f"inputs[{names[0]}]: {texts[0]} is a file, and a list of strings holds sequences; "

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.inputs import cells, columns
-from featuremill.inputs.bases import nucleotide
 from featuremill.inputs.letters import Make, doubtful_id, wrong_id
-from featuremill.inputs.residues import protein
+from featuremill.inputs.residues import nucleotide, protein
 from featuremill.workload import Record
 
 

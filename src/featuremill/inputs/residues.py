@@ -1,8 +1,8 @@
-"""Clean the letters of proteins: return a payload, or a reason for refused records.
+"""Clean the letters of proteins and of nucleotides: return a payload, or a reason for refused
+records.
 
-The alphabet is that of protein language models: the 20 amino acids, X B U Z O, and the gaps '.' and
-'-'. Reasons are from `featuremill.base.reasons`. Notes do not change before the first colon, so
-that they can be counted.
+Reasons are from `featuremill.base.reasons`. Notes do not change before the first colon, so that
+they can be counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from featuremill.inputs.letters import (
 )
 
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
-
+"""That of protein language models: the 20 amino acids, X B U Z O, and the gaps '.' and '-'."""
 GAPS = "gaps (- or .) are kept and count as residues"
 INSERTIONS = "small letters beside gaps, as .a3m writes insertions, are read as residues"
 END_DROPPED = "* at the end dropped"
@@ -88,3 +88,51 @@ def _reason(letters: str) -> str:
 
 
 protein = maker(clean)
+
+BASES = b"ACGTRYSWKMBDHVN"
+"""IUPAC's alphabet of nucleotides: A, C, G, T, and ambiguity codes (Cornish-Bowden, Nucleic Acids
+Res. 13, 3021, 1985). U is read as T."""
+U_AS_T = "U read as T"
+PROTEIN_ONLY = b"EFILPQ"
+"""Letters of amino acids that are not codes of bases; a third of a protein is made of them."""
+MIN_PROTEIN = 10
+"""Shorter sequences are not recognised as proteins: they may be typing errors."""
+_LETTERS_OF_BASES = BASES.decode() + "U"
+
+
+def clean_bases(letters: str, num_before: int = 0) -> Cleaned:
+    """Return the bases in `letters`: upper case, no whitespace, U as T.
+
+    `num_before` is the number of earlier bases of the record, for positions in reasons.
+    """
+    payload = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE)
+    if not payload:
+        return Cleaned(b"", reasons.EMPTY.reason())
+    note = ""
+    if b"U" in payload:
+        payload, note = payload.replace(b"U", b"T"), U_AS_T
+    if payload.translate(None, BASES):
+        return Cleaned(b"", _reason_of_bases(letters, num_before))
+    return Cleaned(payload, "", note)
+
+
+def _reason_of_bases(letters: str, num_before: int) -> str:
+    """Return the reason for the first letter that is not a base, with its position."""
+    plain = letters.translate(NO_WHITESPACE)
+    kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
+    index = first_other(plain, _LETTERS_OF_BASES + _LETTERS_OF_BASES.lower())
+    return kind.reason(f"{show_at(plain, index)} at base {num_before + index + 1}")
+
+
+def _is_protein(letters: str) -> bool:
+    """Return whether all letters are amino acids, and at least a tenth of them not bases."""
+    written = letters.encode("ascii", "replace").translate(UPPER_CASE).rstrip(b"*")
+    num_others = len(written) - len(written.translate(None, PROTEIN_ONLY))
+    return (
+        len(written) >= MIN_PROTEIN
+        and num_others * 10 >= len(written)
+        and not written.translate(None, ALPHABET + b"J")
+    )
+
+
+nucleotide = maker(clean_bases)

@@ -52,7 +52,8 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
 
 
 def names_of(path: Path) -> list[str]:
-    return header(path)[1]
+    """Return the names of the columns; the suffix does not matter."""
+    return _head(path)[2]
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -83,11 +84,6 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                     yield number, cells
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
-
-
-def header(path: Path) -> tuple[str, list[str]]:
-    """Return the separator and the names of the columns; the suffix does not matter."""
-    return _head(path)[1:]
 
 
 def _head(path: Path) -> tuple[int, str, list[str]]:

@@ -1,12 +1,12 @@
 """This process: its version, its parent, and the commands that a message shows."""
 
-from featuremill.base.streams import is_read as is_output_read
 from featuremill.base.this_process import (
     INTERRUPTS,
     SNAKEFILE,
     VERSION,
     die_with_parent,
     free_memory_mb,
+    is_output_read,
     versions,
 )
 from featuremill.store.command_line import again as command_again

@@ -252,9 +252,9 @@ class _Waiting:
         # Requests inside a lease have their own queue: in the common queue, they could wait for a
         # job that waits for their parent.
         outer = self._first_name.partition("@")[2]
-        queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
+        self._queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
         try:
-            with turnstile.turn(queue, self._deadline, self._say_in_queue):
+            with turnstile.turn(self._queue, self._deadline, self._say_in_queue):
                 while not (passed := self._chooser.attempt()).chosen:
                     why = "; ".join(f"{name}: {reason}" for name, reason in passed.barred.items())
                     self._say(why)
@@ -278,7 +278,14 @@ class _Waiting:
             for holder in (slots.holders(self._folder) if is_time else ())
             if holder.device in names
         ]
-        return self._say("; ".join(["others came first", *held]))
+        # GPUs are free, so why does it take long? A process that was stopped keeps its place.
+        pids = slots.processes_with(self._queue) if is_time and not held else ()
+        stopped = [
+            f"{process} is stopped: continue or end it"
+            for process in map(condition.Process, pids)
+            if process.is_stopped
+        ]
+        return self._say("; ".join(["others came first", *held, *stopped]))
 
     def _say(self, why: str) -> float:
         """Report the reason for waiting, if it is time; return the seconds until the next call."""

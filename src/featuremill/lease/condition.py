@@ -106,6 +106,16 @@ class Process(NamedTuple):
         except OSError:
             return ""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped, as by Ctrl-Z."""
+        try:
+            return (
+                Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+            )
+        except OSError:
+            return False
+
     def __str__(self) -> str:
         who = ": ".join(filter(None, (self.user, self.command)))
         return f"process {self.pid}" + (f" ({who})" if who else "")

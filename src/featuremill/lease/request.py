@@ -20,6 +20,9 @@ VARIABLES: dict[str, Setting[Any]] = {
 }
 """The variable with the default of each field; the command line overrides it."""
 
+MAX_SLOTS = 256
+"""Largest number of slots of a GPU: each is a file in the folder of all users, which stays."""
+
 
 def wanted(num_gpus: int) -> str:
     """Return the beginning of an error message about too few GPUs."""
@@ -46,6 +49,10 @@ class Request(NamedTuple):
             raise UserError(
                 f"a lease of {self.num_gpus} GPUs with {self.slots_per_gpu} slots each and "
                 f"{self.min_free_mb} MB free is impossible; give positive numbers."
+            )
+        if self.slots_per_gpu > MAX_SLOTS:
+            raise UserError(
+                f"a GPU of {self.slots_per_gpu} slots is impossible; give at most {MAX_SLOTS}."
             )
 
     @classmethod

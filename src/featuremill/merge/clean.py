@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base import run_log
-from featuremill.base.arguments import add_runs
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.log import is_log
 from featuremill.base.progress import Progress
+from featuremill.base.this_process import add_runs
 from featuremill.base.words import counted, human_bytes
-from featuremill.config.runs import Runs, named
+from featuremill.config.project import Runs, runs_of
 from featuremill.store import (
     command_line,
     delivered_shards,
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    runs, keep = named(arguments.run_folder), arguments.keep
+    runs, keep = runs_of(arguments.run_folder), arguments.keep
     folders = [Results(folder) for folder in runs.folders]
     if not runs.is_one:  # some sets of features may have no folder yet
         folders = [folder for folder in folders if folder.root.exists()] or folders[:1]

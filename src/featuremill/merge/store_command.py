@@ -18,11 +18,11 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from featuremill.base.arguments import add_runs
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
+from featuremill.base.this_process import add_runs
 from featuremill.base.words import counted, human_bytes
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.merge import store_exchange
 from featuremill.store import files, shared
 from featuremill.store.files import read_json
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("store: name the store's folder with --store, or set FEATUREMILL_STORE.")
     store = Path(layers[0])
     if arguments.act == "add":
-        for folder in named(arguments.run_folder).folders:
+        for folder in runs_of(arguments.run_folder).folders:
             add(store, Results(folder))
         return
     if arguments.act == "import":

@@ -27,6 +27,7 @@ from featuremill.base.devices import planning_device
 from featuremill.base.errors import UserError
 from featuremill.base.tsv import TsvWriter, cell
 from featuremill.base.words import counted, listed
+from featuremill.config import products
 from featuremill.config.problems import kind_of as kind_of_value
 from featuremill.inputs.samples import is_sheet
 from featuremill.plan.command import RESERVED
@@ -235,7 +236,7 @@ def _refuse_what_a_run_would(checked: config.Run, output: Path, unfilled: Collec
     for path in checked.paths_of_records if unfilled else ():  # reading them all says it otherwise
         if not path.exists():
             raise UserError(f"{path}: there is no such file; check the path.")
-    config.refuse_patterns(checked)
+    products.refuse_patterns(checked)
     with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
         inputs.source.refuse_future(map(str, checked.paths_of_records), Path(clock.name))
     try:

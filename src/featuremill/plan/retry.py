@@ -24,14 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from featuremill.base.arguments import add_runs
 from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import SAMPLE
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, all_kinds, kind_of
+from featuremill.base.this_process import add_runs
 from featuremill.base.words import counted, listed
-from featuremill.config.runs import named
+from featuremill.config.project import runs_of
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, ours, run_lock
 from featuremill.store.files import sha256_of
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    runs = named(arguments.run_folder)
+    runs = runs_of(arguments.run_folder)
     planned = [Results(f) for f in runs.folders if Results(f).plan.exists()]
     planned = [folder for folder in planned if folder.store.is_dir()]
     if not planned:

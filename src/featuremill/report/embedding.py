@@ -15,7 +15,7 @@ from featuremill.base.arrays import matrix
 from featuremill.base.id_columns import WHOLE
 from featuremill.base.text import clipped
 from featuremill.config.project import draws_records
-from featuremill.features.shown import MOST_SHOWN, Shown
+from featuremill.features.records import MOST_SHOWN, Shown
 from featuremill.features.table import Table
 from featuremill.store.records import STATUSES, read_records, whole_ids
 from featuremill.workload.figures import Figure
@@ -31,7 +31,11 @@ def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str
     `records` is records.parquet of the run, with notes if it `has_notes`; `unit` is that of
     lengths.
     """
-    columns = [field.name for field in table.schema if _is_vector(field.type)]
+    columns = [
+        field.name
+        for field in table.schema
+        if pa.types.is_fixed_size_list(field.type) and pa.types.is_floating(field.type.value_type)
+    ]
     if not columns:
         return ""
     if table.num_rows < 3:
@@ -64,10 +68,6 @@ def _notes(records: Path, ids: list[str]) -> list[str | None]:
         noted = batch.filter(pc.and_(planned, pc.is_valid(batch["note"])))
         notes.update(zip(whole_ids(noted).to_pylist(), noted["note"].to_pylist(), strict=True))
     return [notes.get(id) for id in ids]
-
-
-def _is_vector(type: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(type) and pa.types.is_floating(type.value_type))
 
 
 def drawn(shown: Shown | str) -> Figure:
@@ -117,12 +117,8 @@ def _pair(projection: Shown, cosine: float, *rows: int) -> Pair:
     first, second = sorted(rows, key=lambda row: (-projection.lengths[row], row))
     is_equal = np.array_equal(projection.vectors[first], projection.vectors[second])
     shown = "equal" if is_equal else f"{min(cosine, 0.99999):.5f}"
-    lengths = projection.lengths[first], projection.lengths[second]
-    return Pair((_id(projection, first), _id(projection, second)), lengths, shown)
-
-
-def _id(projection: Shown, row: int) -> str:
-    return clipped(projection.ids[row])
+    ids = clipped(projection.ids[first]), clipped(projection.ids[second])
+    return Pair(ids, (projection.lengths[first], projection.lengths[second]), shown)
 
 
 def _sentence(projection: Shown, num_near: int, num_shown: int, pairs: list[Pair]) -> str:

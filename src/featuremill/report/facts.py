@@ -15,19 +15,12 @@ from featuremill.base import tsv, words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import ID, KEYS, SAMPLE, IdColumns
 from featuremill.base.text import clipped
-from featuremill.features.shown import Labels, Shown
+from featuremill.features.records import Labels, Shown
 from featuremill.features.table import Table
 from featuremill.inputs import columns, labels
 from featuremill.report import embedding, lengths
 from featuremill.report.lengths import Lengths
-from featuremill.report.shards import (
-    Piece,
-    Shard,
-    busy_seconds,
-    pieces_of,
-    shard_of,
-    wall_seconds,
-)
+from featuremill.report.shards import Piece, Shard, busy_seconds, pieces_of, shard_of, wall_seconds
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of

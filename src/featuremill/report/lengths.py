@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base import words
-from featuremill.workload.figures import NOTHING_COMPUTED, Figure, axis, drawn, from_zero, values
+from featuremill.workload.figures import NOTHING_COMPUTED, Figure, axis, drawn, values
 
 
 class Lengths(NamedTuple):
@@ -64,7 +64,7 @@ def figure(lengths: Lengths, unit: str) -> Figure:
     )
     edges, counts = _bins(lengths)
     low, high = int(edges[0]), int(edges[-1])
-    upright = axis(tickCount=5, tickMinStep=1)
+    upright, to_a_tick = axis(tickCount=5, tickMinStep=1), alt.Scale(zero=True, nice=5)
     bars = alt.Chart(values(_bars(edges, counts))).mark_bar(style="cell-bar", orient="vertical")
     bars = bars.encode(
         x=alt.X(
@@ -74,7 +74,7 @@ def figure(lengths: Lengths, unit: str) -> Figure:
             axis=alt.Axis(values=ticks(low, high), format=",d", grid=False),
         ),
         x2="to:Q",
-        y=alt.Y("count:Q", title="records", scale=from_zero(5), axis=upright),
+        y=alt.Y("count:Q", title="records", scale=to_a_tick, axis=upright),
         tooltip=[
             alt.Tooltip("span:N", title=unit),
             alt.Tooltip("count:Q", title="records", format=",d"),

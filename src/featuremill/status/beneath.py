@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from featuremill.base import environment
 
 if TYPE_CHECKING:  # the thread imports them, where a job computes
-    from featuremill.config.runs import Runs
+    from featuremill.config.project import Runs
     from featuremill.status.project import ProjectState
     from featuremill.status.reader import RunReader
     from featuremill.status.run_state import RunState

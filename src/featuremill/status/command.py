@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from featuremill.base.arguments import add_runs
 from featuremill.base.errors import UserError
+from featuremill.base.this_process import add_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill status`; return 0 done, 1 not done, 2 done with failures."""
     # Imported here, so that other commands and --help start fast.
-    from featuremill.config.runs import named
+    from featuremill.config.project import runs_of
     from featuremill.status import view
     from featuremill.status.project import ProjectReader
     from featuremill.status.reader import is_run
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
     else:
         runs = [arguments.run_folder]
-    states = [ProjectReader(named(run)).inspect(arguments.verify) for run in runs]
+    states = [ProjectReader(runs_of(run)).inspect(arguments.verify) for run in runs]
     if arguments.json:
         content = [state.as_json() for state in states]
         lines = [json.dumps(content if is_listing else content[0], indent=2, ensure_ascii=False)]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from featuremill.base.errors import UserError
 from featuremill.config import Run
-from featuremill.config.runs import Runs
+from featuremill.config.project import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.outdated import error_in_log
 from featuremill.status.reader import RunReader

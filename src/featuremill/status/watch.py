@@ -18,10 +18,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from featuremill.base import streams
+from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
-from featuremill.config.runs import Runs, named
+from featuremill.config.project import Runs, runs_of
 from featuremill.status import screen, view
 from featuremill.status.page import Page
 from featuremill.status.project import ProjectReader, ProjectState
@@ -45,7 +45,7 @@ log = logging.getLogger("featuremill.top")
 
 def run(arguments: argparse.Namespace) -> int:
     run_folder: Path = arguments.run_folder
-    runs = named(run_folder)
+    runs = runs_of(run_folder)
     if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
         raise UserError(
             f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
@@ -54,10 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.once:
         _await_run(runs)
     reader = ProjectReader(runs)
-    with (
-        refusing_what_cannot_be_read(run_folder),
-        _output_for(arguments) as output,
-    ):
+    with refusing_what_cannot_be_read(run_folder), _output_for(arguments) as output:
         last = _poll_once(reader) if arguments.once else _watch(reader, output, page)
         if page:
             page.show(last, is_last=True)
@@ -107,7 +104,7 @@ def _watch(
         output.show(now)
         if page:
             page.show(now)
-        if not streams.is_read():  # it ends as SIGPIPE would end it
+        if not this_process.is_output_read():  # it ends as SIGPIPE would end it
             raise SystemExit(128 + signal.SIGPIPE)
     raise AssertionError("polling does not end by itself")
 

@@ -315,7 +315,7 @@ class DrawsRecords(Protocol):
     """A step that draws the map of records on each report, even if the config lacks its key."""
 
     def figure(self, shown: Any) -> Any:
-        """Return the map, a `kit.pages.Figure`, of `shown`, a `features.shown.Shown`."""
+        """Return the map, a `kit.pages.Figure`, of `shown`, a `features.records.Shown`."""
 
 
 @runtime_checkable

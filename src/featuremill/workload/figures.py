@@ -83,11 +83,6 @@ def axis(**settings: Any) -> Any:
     return alt.Axis(format="~s", labelExpr=words, **settings)
 
 
-def from_zero(num_ticks: int) -> Any:
-    """Return a scale from zero that ends on a tick of an axis with about `num_ticks` ticks."""
-    return alt.Scale(zero=True, nice=num_ticks)
-
-
 def categories(names: Sequence[str]) -> Any:
     """Return a scale with a colour for each name; they repeat after the seventh name."""
     colours = [CATEGORIES[number % len(CATEGORIES)] for number in range(len(names))]

@@ -1,4 +1,5 @@
-"""Call workloads of other packages; turn their errors into messages with the workload's name.
+"""Call workloads of other packages; turn their errors, and results that break the contract, into a
+WorkloadError with the workload's name.
 
 The user cannot fix such an error, and it is not a bug of featuremill. Each message names the call,
 the fault and the package. The workload's own messages (UserError, WorkloadError) and errors of the
@@ -75,9 +76,7 @@ def attributed_to(name: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         of_device = faults.is_out_of_memory(error) or faults.is_device_error(error)
-        if of_device or faults.fault_of_installation(error):
-            raise
-        if not is_external(name):
+        if of_device or faults.fault_of_installation(error) or not is_external(name):
             raise
         raise _raised(name, what, error) from error
 
@@ -88,11 +87,8 @@ def _raised(name: str, what: str, error: Exception, where: str = "") -> Workload
 
 
 def loaded(point: EntryPoint, required: Collection[str]) -> Any:
-    """Return the workload that is registered at `point`, with all attributes of the contract.
-
-    Raises:
-        UserError: if it cannot be imported, or lacks one of them.
-    """
+    """Return the workload that is registered at `point`; raise UserError if it cannot be imported,
+    or lacks a `required` attribute."""
     name = point.name
     try:
         workload = point.load()
@@ -119,12 +115,8 @@ def loaded(point: EntryPoint, required: Collection[str]) -> Any:
 def records_of(
     name: str, workload: Workload, inputs: Sequence[Path], options: Any
 ) -> Iterator[Record]:
-    """Yield the records of `inputs` by the workload called `name`. Records of featuremill's own
-    workloads are not checked.
-
-    Raises:
-        WorkloadError: if a record has wrong fields, or `records` raised.
-    """
+    """Return the records of `inputs` by the workload called `name`. Those of featuremill's own
+    workloads are not checked."""
     if is_external(name):
         return _checked(name, workload, inputs, options)
     return workload.records(inputs, options)
@@ -138,7 +130,9 @@ def _checked(
     number = 0
     try:
         for number, record in enumerate(workload.records(inputs, options), 1):
-            if not (isinstance(record, Record) and _fits(record)):
+            if not isinstance(record, Record) or not all(
+                isinstance(value, types) for value, types in zip(record, FIELDS, strict=True)
+            ):
                 raise plugin_error(
                     name,
                     f"records gave {record!r:.{MOST_SHOWN}} as number {number:,}, which is "
@@ -151,18 +145,10 @@ def _checked(
         raise _raised(name, "records", error, f" at record {number + 1:,}") from error
 
 
-def _fits(record: Record) -> bool:
-    return all(isinstance(value, types) for value, types in zip(record, FIELDS, strict=True))
-
-
 def costs_of(
     name: str, workload: Workload, payloads: Iterable[bytes], options: Any
 ) -> Sequence[int]:
-    """Return the cost of each of `payloads`, by the workload called `name`.
-
-    Raises:
-        WorkloadError: if a cost is not a whole number of at least 1, or `cost` raised.
-    """
+    """Return the cost of each of `payloads`, a whole number of at least 1."""
     with attributed_to(name, "cost"):
         costs = [workload.cost(payload, options) for payload in payloads]
         least = min(map(operator.index, costs), default=1)
@@ -174,11 +160,7 @@ def costs_of(
 def schema_of(
     name: str, workload: Workload, options: Any, weights: Any, reserved: Collection[str]
 ) -> pa.Schema:
-    """Return the columns of values of the workload called `name`.
-
-    Raises:
-        WorkloadError: if it has no column, or a column has one of the `reserved` names.
-    """
+    """Return the columns of values: one at least, each name once, none of the `reserved` names."""
     with attributed_to(name, "schema"):
         schema = workload.schema(options, weights)
         names: list[str] = schema.names
@@ -193,11 +175,7 @@ def schema_of(
 
 
 def resolved(name: str, workload: Workload, options: Any, device: Any, weights: Any) -> Any:
-    """Return `options` after `resolve` of the workload called `name`.
-
-    Raises:
-        WorkloadError: if the result is of another class than the options.
-    """
+    """Return `options` after `resolve`, which are of the workload's class `Options`."""
     with attributed_to(name, "resolve"):
         settled = workload.resolve(options, device, weights)
     if not isinstance(settled, workload.Options):
@@ -206,11 +184,7 @@ def resolved(name: str, workload: Workload, options: Any, device: Any, weights: 
 
 
 def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> int:
-    """Return the highest cost of a batch of the workload called `name` on a device.
-
-    Raises:
-        WorkloadError: if it is not a whole number of at least 1.
-    """
+    """Return the highest cost of a batch on a device, a whole number of at least 1."""
     with attributed_to(name, "batch_cost"):
         cost = operator.index(workload.batch_cost(options, device))
     if cost < 1:

@@ -2,7 +2,7 @@
 
 For a workload that converts checkpoints (bundled, downloaded, or a path), one file for memory
 mapping is written to the cache folder. Of two processes, one converts and the other waits. Other
-weights are used in place.
+weights are used in place. `staged` copies weights to a disk of the node.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from featuremill.base import environment
-from featuremill.base.errors import UserError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
+from featuremill.base.words import human_bytes
 from featuremill.store import files
 from featuremill.store.plan import Settings
 from featuremill.store.state import known_sha256_of
@@ -336,3 +338,76 @@ def _locked(path: Path) -> Iterator[None]:
     waiting = partial(_log.info, "waiting for another process that converts the same model")
     with locked(path, waiting, _ANOTHER_FOLDER):
         yield
+
+
+def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
+    """Return `weights` with the path of a copy on a local disk of the node, made once for all jobs
+    of the node, if FEATUREMILL_STAGE is set. The copy has the sha256 of the recipe.
+
+    If the node has no free space or the folder cannot be written, the original is used, and `warn`
+    is called with the reason.
+
+    Raises:
+        UserError: if the folder's name is not usable.
+        IntegrityError: if the original has another sha256 than the recipe.
+    """
+    variable = environment.STAGE.value()
+    if not variable:
+        return weights
+    stage = os.path.expandvars(variable)
+    if "$" in stage or not Path(stage).is_absolute():
+        raise UserError(
+            f"{environment.STAGE}: {variable!r} is no folder on this node; give an absolute path, "
+            "and only variables that are set where the job runs."
+        )
+    folder = Path(stage) / f"featuremill-{os.getuid()}"
+    copy = folder / f"{weights.sha256}{weights.path.suffix}"
+    try:
+        files.make_own_folder(folder)
+        with locked(copy.with_suffix(".lock")):
+            if not _is_staged(copy):
+                _stage(weights, copy)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        warn(f"{environment.STAGE}: {folder}: {reason}; the weights are read from {weights.path}")
+        return weights
+    return weights._replace(path=copy)
+
+
+def _is_staged(copy: Path) -> bool:
+    """Return whether `copy` exists and is unchanged since its sha256 was checked."""
+    try:
+        return files.read_json(copy.with_suffix(".json")) == _facts(copy)
+    except FileNotFoundError:
+        return False
+
+
+def _stage(weights: Weights, copy: Path) -> None:
+    from featuremill.store.disk_space import MARGIN  # here: it imports pyarrow
+
+    files.remove_left(copy)
+    files.remove(copy)
+    is_folder = weights.path.is_dir()
+    names = files.files_below(weights.path) if is_folder else [""]
+    size = sum((weights.path / name).stat().st_size for name in names)
+    free = shutil.disk_usage(copy.parent).free
+    if size * MARGIN > free:
+        raise OSError(f"the weights take {human_bytes(size)}, and {human_bytes(free)} are free")
+    with files.replacing_folder(copy) if is_folder else files.replacing(copy) as temporary:
+        for name in names:
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(weights.path / name, temporary / name)
+        if files.digest_at(temporary) != weights.sha256:
+            raise IntegrityError(
+                f"{weights.path}: its bytes are not those that were converted; delete "
+                f"weights/{weights.name}.json and run again."
+            )
+    files.write_json(copy.with_suffix(".json"), _facts(copy))
+
+
+def _facts(copy: Path) -> dict[str, Any]:
+    """Return the size, time and inode of a copy, or of each file in it."""
+    if copy.is_dir():
+        return {name: _facts(copy / name) for name in files.files_below(copy)}
+    status = copy.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "inode": status.st_ino}

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import config as configs
 from featuremill.base import devices
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
-from featuremill.config import Run, project
-from featuremill.config.yaml_lines import Places
+from featuremill.config import Run, project, yaml_lines
+from featuremill.config.problems import Places
 from featuremill.plan.estimate.report import Case, Estimate, WholeEstimate
 from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds import cards_called
@@ -92,7 +91,7 @@ def _project_of(arguments: argparse.Namespace) -> project.ProjectConfig:
     raw: dict[str, Any] = {"run": "estimate", "inputs": str(path), "workload": DEFAULT}
     places: Places = {}
     if is_config:
-        raw, places = configs.load(path)
+        raw, places = yaml_lines.read(path)
         if project.FEATURES in raw:
             raise UserError(f"{path}: it has several models; leave --model and --workload out.")
     if arguments.workload:

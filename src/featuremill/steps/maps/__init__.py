@@ -15,7 +15,7 @@ from featuremill.steps.maps.limits import FILE as FILE
 from featuremill.steps.maps.limits import PERPLEXITY
 
 if TYPE_CHECKING:
-    from featuremill.features.shown import Shown
+    from featuremill.features.records import Shown
     from featuremill.kit.pages import Figure
 
 KEY = "maps"

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.features.nearest import NotFiniteError, nearest_in_memory
-from featuremill.features.shown import MOST_SHOWN, Labels, Shown
+from featuremill.features.records import MOST_SHOWN, Labels, Shown
 from featuremill.kit.ids import accessions
 from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share

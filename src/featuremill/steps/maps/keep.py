@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill import features
-from featuremill.features.shown import MOST_SHOWN
+from featuremill.features.records import MOST_SHOWN
 from featuremill.features.table import Table
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, digest_of

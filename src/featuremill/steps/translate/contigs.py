@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from featuremill.inputs import bases, nucleotides, source
+from featuremill.inputs import nucleotides, residues, source
 from featuremill.inputs.fasta import as_unicode, not_fasta
 from featuremill.inputs.kinds import Sequences
 from featuremill.inputs.letters import MOST_OF_A_WORD, maker
@@ -125,7 +125,7 @@ class _Builder:
 
     def _cleaned(self) -> Record:
         """Return a record with the lines that are not yet cleaned."""
-        make = maker(partial(bases.clean, num_before=self._payload.tell()))
+        make = maker(partial(residues.clean_bases, num_before=self._payload.tell()))
         letters = "".join(self._lines)
         if self._pieces:  # do not read `NA` at the end of a record as a missing value
             letters = letters.ljust(MOST_OF_A_WORD)

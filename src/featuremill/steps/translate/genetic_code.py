@@ -1,9 +1,9 @@
 """Translate codons to residues in NumPy, with NCBI's genetic codes from Biopython.
 
-Letters are upper-case IUPAC codes (`featuremill.inputs.bases`). An ambiguous codon with only one
-meaning has this meaning (CTN is L, TAR a stop). Other ambiguous codons are X, or B, J or Z for two
-residues, as in Biopython. A codon that is both a stop and a residue (all stops of the codes 27, 28
-and 31) is the residue.
+Letters are upper-case IUPAC codes (`featuremill.inputs.residues.BASES`). An ambiguous codon with
+only one meaning has this meaning (CTN is L, TAR a stop). Other ambiguous codons are X, or B, J or Z
+for two residues, as in Biopython. A codon that is both a stop and a residue (all stops of the codes
+27, 28 and 31) is the residue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.inputs.bases import ALPHABET
+from featuremill.inputs.residues import BASES
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import listed
 
@@ -28,9 +28,9 @@ SKIPPED = b"-"
 BETWEEN = b"\n\n\n"
 """The separator of sequences that are translated in one call; its residue is END."""
 COMPLEMENT = bytes.maketrans(b"ACGTRYSWKMBDHVN", b"TGCAYRSWMKVHDBN")
-_NUMBERS = bytes.maketrans(ALPHABET + b"\n", bytes(range(len(ALPHABET) + 1)))
+_NUMBERS = bytes.maketrans(BASES + b"\n", bytes(range(len(BASES) + 1)))
 _NUM_PLAIN = 4
-"""A, C, G and T are the first letters of ALPHABET."""
+"""A, C, G and T are the first letters of BASES."""
 
 
 class GeneticCode(NamedTuple):
@@ -89,7 +89,7 @@ def genetic_code(number: int) -> GeneticCode:
             "standard code, 11 that of bacteria, archaea and their viruses)."
         )
     table = unambiguous_dna_by_id[number]
-    letters = ALPHABET.decode()
+    letters = BASES.decode()
     every = "".join(itertools.chain.from_iterable(itertools.product(letters, repeat=3)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about codons that are both stops and residues
