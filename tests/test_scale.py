@@ -143,6 +143,21 @@ def test_a_signal_waits_until_a_process_is_whole_and_then_ends_it(monkeypatch):
     assert [process.exitcode for process in started] == [-signal.SIGKILL]
 
 
+def test_the_first_error_is_raised_and_processes_work_on_after_it(tmp_path):
+    """A plan looks payloads up again when it met an index that is wrong."""
+
+    def folders():
+        yield from [(tmp_path,), (tmp_path / "gone",), (tmp_path / "other",)]
+        raise ValueError
+
+    with processes.Processes(2) as both:
+        both.start(2)
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError, match="gone"):
+                list(both.map(os.listdir, folders()))
+            assert list(both.map(abs, [(-n,) for n in range(9)])) == [*range(9)]
+
+
 def test_a_full_disk_is_one_sentence_whoever_meets_it(planning):
     full = planning(limit_bytes=1_000_000)
     status, said = full.ends()

@@ -88,18 +88,25 @@ class Processes:
         yield from self._answers((function, each, False) for each in arguments)
 
     def _answers(self, messages: Iterable[Any]) -> Iterator[Any]:
-        """Send message n to process n modulo their number, and yield the answers in that order. If
-        one is an error, it is raised; so is an error of `messages`, after all answers before."""
+        """Send message n to process n modulo their number, and yield the answers in that order. The
+        first error is raised, of an answer or of `messages`, once no process is at work: they may
+        be used again."""
         processes = self._processes[: self.at_once]
         busy, failed = deque[_Process](), list[Exception]()
-        for process, message in zip(itertools.cycle(processes), _kept(failed, messages)):
-            if len(busy) == len(processes):
+        try:
+            for process, message in zip(itertools.cycle(processes), _kept(failed, messages)):
+                if len(busy) == len(processes):
+                    yield busy.popleft().answer()
+                busy.append(process)
+                with contextlib.suppress(ConnectionError):  # its answer says why
+                    process.pipe.send(message)
+            while busy:
                 yield busy.popleft().answer()
-            busy.append(process)
-            with contextlib.suppress(ConnectionError):  # its answer says why
-                process.pipe.send(message)
-        while busy:
-            yield busy.popleft().answer()
+        except Exception:
+            for process in busy:
+                with contextlib.suppress(Exception):
+                    process.answer()
+            raise
         if failed:
             raise failed[0]
 
@@ -130,7 +137,7 @@ class _Process:
         """
         try:
             answer, is_error = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             self.handle.join()
             status = self.handle.exitcode or 0
             ended = f"left with status {status}"
