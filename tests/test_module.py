@@ -78,6 +78,8 @@ def test_a_workflow_uses_two_runs_side_by_side(tmp_path, environment):
     assert "have features:\n" not in said
     assert not (tmp_path / "results" / "reference" / "report.html").exists(), "nobody asked for it"
     assert "Nothing to be done" in snakemake(tmp_path, environment, "results/families.tsv")
+    status = finish(tmp_path, environment, "featuremill", "status", "results/reference")
+    assert status.endswith("Type next\n  featuremill report results/reference\n")
 
 
 HOST = """

@@ -155,6 +155,8 @@ def test_a_quiet_run_has_quiet_jobs(quiet, of_jobs, monkeypatch):
         ("snakemake -d results/there plan -s Snakefile", "snakemake -d results/there -s Snakefile"),
         ("snakemake -c1 --configfile=my.yaml plan", "snakemake -c1 --configfile=my.yaml"),
         ("A=1 B=2 featuremill run plan -F", "A=1 B=2 featuremill run plan"),
+        ("featuremill run my.yaml --executor touch -k", "featuremill run my.yaml -k"),
+        ("snakemake -c1 --consider-ancient plan=records -P report -k", "snakemake -c1 -k"),
         ("snakemake -c1 --snakefile=S results/x/plan.json -Rplan", "snakemake -c1 --snakefile=S"),
     ],
 )

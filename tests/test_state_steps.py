@@ -276,6 +276,16 @@ def test_all_files_of_a_result_are_made_again_but_for_damage(desk, monkeypatch):
     assert noted.read_bytes() != before and stands()["autoencoders.s"] == "yes"
 
 
+@pytest.mark.parametrize("touching", ["--touch", "--executor=touch", "--workflow-profile=own"])
+def test_a_touch_makes_no_step_current(desk, touching):
+    Path("own").mkdir()
+    Path("own", "config.yaml").write_text("touch: true\n")
+    edited(Path("kinds.csv"), "newer")
+    assert stands()["heads.h"] == "older"
+    desk.type("featuremill", "run", "my.yaml", "-c", "2", touching)
+    assert stands()["heads.h"] == "older"
+
+
 def damage():
     """Change two tables and the tensors of an autoencoder, as a person may."""
     for name in ("transfer/t.tsv", "predictions/h.tsv", "autoencoders/s/sae_weights.safetensors"):

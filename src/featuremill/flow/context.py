@@ -387,7 +387,7 @@ class Flow:
 
     def note_steps(self) -> None:
         """Record the inputs of the files of steps that jobs of this process wrote."""
-        for product in () if internals.only_touches() else self.products:
+        for product in () if internals.only_touches(self._workflow) else self.products:
             is_other = not product.missing() and _looks(product) != self._looks[product.label]
             if is_other and not any(map(reruns.awaits_rerun, map(Path, product.files))):
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide

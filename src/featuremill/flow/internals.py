@@ -24,6 +24,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
+from featuremill.store import command_line
+
 try:
     from snakemake import exceptions
 except ImportError:
@@ -70,7 +72,7 @@ EXECUTORS = ("lsf", "slurm")
 """The executors of our profiles, which are also extras of featuremill."""
 LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
-    "|cleanup|delete|containerize$|print-compilation$)|-[SDl]$"
+    "|cleanup|delete|generate|export|containerize$|print-compilation$)|-[SDl]$"
 )
 """Options (or beginnings of options) with which Snakemake runs no job of featuremill."""
 REPORTS, AFTER_RUN = "--report", "--report-a"
@@ -151,9 +153,15 @@ def only_looks() -> bool:
     return any(map(LOOKING.match, words))
 
 
-def only_touches() -> bool:
-    """Return whether Snakemake only sets the times of outputs (`--touch`)."""
-    return any(word in ("--touch", "-t") for word in sys.argv[1:])
+def only_touches(workflow: Any) -> bool:
+    """Return whether Snakemake only sets the times of outputs. Before its first job, this is seen
+    only if the command line has `--touch`, `-t` or `--executor touch`."""
+    return bool(command_line.TOUCHING.search(" ".join(sys.argv[1:]))) or _touches(workflow)
+
+
+@or_return(False)
+def _touches(workflow: Any) -> bool:
+    return bool(workflow.touch)
 
 
 def may_execute(workflow: Any) -> bool:

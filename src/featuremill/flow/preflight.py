@@ -42,7 +42,7 @@ def prepare(workflow: Any, run: Run) -> None:
     files = () if is_imported else internals.config_files(workflow)
     path = ", ".join(os.path.relpath(file, working) for file in files)
     refusals.refuse_another_config(run, path)
-    is_touch = internals.only_touches()
+    is_touch = internals.only_touches(workflow)
     if is_touch and not is_imported:
         refusals.refuse_touch_without_plan(run)
     rules = internals.rule_name(workflow, "{}")

@@ -45,7 +45,7 @@ def replan_for_more_slots(workflow: Any, run: Run) -> None:
 
     If another workflow imports this one, its target may need no plan, so nothing is done.
     """
-    runs_jobs = internals.executes(workflow) and not internals.only_touches()
+    runs_jobs = internals.executes(workflow) and not internals.only_touches(workflow)
     if not runs_jobs or internals.is_imported(workflow):
         return
     folder = Results(Path(run.folder))
@@ -214,7 +214,7 @@ def _rerun_damaged(
 def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     """Rerun the steps and reports whose options or inputs have changed, or whose files are damaged.
     Record the present inputs of files that have no record."""
-    if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches():
+    if not internals.is_main(workflow) or internals.only_looks() or internals.only_touches(workflow):
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
     is_dry, remade = internals.is_dry(workflow), set[str]()

@@ -81,9 +81,10 @@ class Commands:
         self._run = shlex.quote(str(run))
         self._plan = plan
         last = run_lock.read(root)
+        self._is_imported = bool(last and last.is_imported)
         # A workflow that imports this one may request a single result; Snakemake then ignores the
         # files that the start of a run removes.
-        self._forced_by = {"forcerun", "start"} if last and last.is_imported else {"forcerun"}
+        self._forced_by = {"forcerun", "start"} if self._is_imported else {"forcerun"}
         self._rules = last.rules if last else "{}"
         self.is_snakemakes = run_lock.is_in_results(root) and (
             plan is None or plan.run == run_lock.name_of(root)
@@ -135,6 +136,6 @@ class Commands:
         return f"grep -rlE {shlex.quote(STACKS)} {shlex.quote(str(shown(logs)))}"
 
     def report(self) -> list[str]:
-        if self.is_snakemakes:
+        if self.is_snakemakes and not self._is_imported:  # the importing one may need no report
             return self.fixing([])
         return [f"featuremill report {self._run}"]

@@ -32,11 +32,16 @@ ONCE = FORCING | {
     "-O",
     "--allowed-rules",
     "--batch",
+    "--consider-ancient",
+    "--prioritize",
+    "-P",
     "-q",
     "--quiet",
 }
 """Snakemake's options for one call, which take values."""
-ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
+ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--conda-create-envs-only"}
+TOUCHING = re.compile(r"(?<!\S)(--touch|-t|(--executor|-e)[= ]?touch)(?!\S)")
+"""The options with which Snakemake only sets the times of outputs."""
 RERUNNING = {RERUN, "--ri"}
 DIRECTORY = {"--directory", "-d"}
 VARIABLE = re.compile(r"[A-Z_]+=")
@@ -120,7 +125,7 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     If another workflow imports this one, targets are that workflow's and stay, and the command
     needs `--rerun-incomplete`, which the profiles of featuremill have. `rules` is as in Owner.
     """
-    words = shlex.split(typed)
+    words = shlex.split(TOUCHING.sub("", typed))
     # Variables may be set before the program.
     start = next((n for n, word in enumerate(words) if not VARIABLE.match(word)), len(words))
     is_verb = words[start : start + 2] == ["featuremill", "run"]
