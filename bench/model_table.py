@@ -1,7 +1,7 @@
 """Write the table of docs/install.md: GPU memory, host memory and disk space of each ESM-2.
 
 `python -m bench.model_table docs/install.md` writes it; without a file it is
-printed. The numbers are estimates by `memory.py` and sizes of the formats, not measurements.
+printed. The numbers are estimates by `estimates.py` and sizes of the formats, not measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from featuremill.kit.text import human_bytes
 from featuremill.workload import Device, Weights, networks
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import memory, sources
+from featuremill.workloads.esm2 import estimates, sources
 
 MARKED = re.compile(r"(<!-- models -->\n).*?(\n<!-- /models -->)", re.DOTALL)
 PROTEINS = 10**6
@@ -47,17 +47,17 @@ HEADINGS = (
 def rows() -> Iterator[list[str]]:
     """Yield the cells of each model's row."""
     for name, published in sources.PUBLISHED.items():
-        weights = memory.weights_ahead(name)
-        model = memory.model_of(weights)
+        weights = estimates.weights_ahead(name)
+        model = estimates.model_of(weights)
         numbers = model.num_matrix_numbers + model.num_other_numbers
         on_cards = [_memory_mb(card, weights) for card in CARDS]
         on_cpu = [
-            memory.estimate_mb(model, "cpu", dtype, networks.CPU_BATCH_TOKENS)
+            estimates.estimate_mb(model, "cpu", dtype, networks.CPU_BATCH_TOKENS)
             for dtype in ("fp32", "bf16")
         ]
         files = f"{published.gigabytes:g} + {model.file_bytes / 1e9:.2g} GB"
-        mean = PROTEINS * model.sizes.width * memory.FLOAT_BYTES
-        residues = PROTEINS * RESIDUES * model.sizes.width * memory.NUMBER_BYTES["fp16"]
+        mean = PROTEINS * model.sizes.width * estimates.FLOAT_BYTES
+        residues = PROTEINS * RESIDUES * model.sizes.width * estimates.NUMBER_BYTES["fp16"]
         yield [
             f"`{name}`",
             f"{numbers / 1e6:,.0f} M",

@@ -15,7 +15,7 @@ from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.speeds import JobSpec
 from featuremill.store.plan import Settings
-from featuremill.workloads.esm2 import memory
+from featuremill.workloads.esm2 import estimates
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 MODELS = ("esm2_t6_8M_UR50D", "esm2_t30_150M_UR50D", "esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D")
@@ -37,8 +37,8 @@ def main() -> int:
 
 
 def _cells(num_records: int, name: str, gpus: int) -> list[str]:
-    weights = memory.weights_ahead(name)
-    model = memory.model_of(weights)
+    weights = estimates.weights_ahead(name)
+    model = estimates.model_of(weights)
     options = {"model": name, "dtype": "bf16"}
     settings = Settings(workload="esm2", version="", options=options, weights_sha256=None)
     job = JobSpec(settings, DEVICE, is_gpu=True)

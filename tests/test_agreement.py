@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featuremill.steps.maps import agreement as module
-from featuremill.steps.maps.agreement import agreement
+from featuremill.steps.maps import plane as module
+from featuremill.steps.maps.plane import agreement
 
 
 def silhouette_of(vectors, labels):
@@ -69,7 +69,7 @@ def test_what_cannot_be_told_is_not_told():
 
 
 def test_of_many_records_some_at_even_distances_count(monkeypatch):
-    monkeypatch.setattr(module, "MOST_RECORDS", 20)
+    monkeypatch.setattr(module, "MOST_COMPARED", 20)
     vectors = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
     labels = [None if n % 2 else "ab"[n % 4 // 2] for n in range(100)]
     places = np.flatnonzero([label is not None for label in labels])

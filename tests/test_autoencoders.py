@@ -34,7 +34,6 @@ from featuremill.config.project import runs_of
 from featuremill.steps.autoencoders import (
     card,
     encode,
-    estimate,
     measured,
     network,
     train,
@@ -593,11 +592,11 @@ def test_words_that_the_strongest_records_share_are_named_where_they_are_rare_el
 
 
 def test_the_estimate_counts_what_is_there_at_once():
-    of = estimate.needed(options_of(features=16384, batch=4096), 1280, 1)
+    of = train.needed(options_of(features=16384, batch=4096), 1280, 1)
     parameters = 2 * 1280 * 16384 + 16384 + 1280
     assert of.weights == 4 * parameters and of.checkpoint == 12 * parameters
     assert of.device > 4 * 7 * parameters
-    more = [estimate.needed(options_of(features=16384), 1280, n).device for n in (1, 2, 4, 8)]
+    more = [train.needed(options_of(features=16384), 1280, n).device for n in (1, 2, 4, 8)]
     assert more[0] >= more[1] >= more[2] == more[3]
 
 

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 
 from featuremill import __main__, features
 from featuremill.steps.autoencoders import card, network, origin, texts
-from featuremill.workloads.encoder import tracing
+from featuremill.workloads import encoder
+from featuremill.workloads.encoder import architectures
 
 PLACE = "results/texts_sae/autoencoders/tokens"
 ODD = "Größer <script>alert(1)</script> & naïve   fever — 12 days, “worse” at night. " * 3
@@ -53,15 +54,20 @@ def test_cfg_json_names_the_network_and_the_hook(desk, run):
     assert shapes == network.sizes(64, 64, "jumprelu")
 
 
-def test_the_last_state_is_at_no_hook_and_other_networks_have_none():
+def test_the_last_state_is_at_no_hook_and_other_networks_have_none(monkeypatch):
     options = SimpleNamespace(layers=(0, 1, 4))
-    causal, other = (SimpleNamespace(is_causal=is_causal) for is_causal in (True, False))
-    found = tracing.hooks(options, SimpleNamespace(architecture=causal, num_layers=4))
+
+    def hooks(is_causal):
+        facts = SimpleNamespace(architecture=SimpleNamespace(is_causal=is_causal), num_layers=4)
+        monkeypatch.setattr(architectures, "facts_of", lambda _: facts)
+        return encoder.hooks(options, SimpleNamespace(path=None))
+
+    found = hooks(is_causal=True)
     of_tokens = {name: hook for name, hook in found.items() if name.startswith("tokens")}
-    hooks = ["blocks.0.hook_resid_pre", "blocks.0.hook_resid_post"]
-    assert of_tokens == {f"tokens_layer_{n}": hook for n, hook in enumerate(hooks)}
+    first = ["blocks.0.hook_resid_pre", "blocks.0.hook_resid_post"]
+    assert of_tokens == {f"tokens_layer_{n}": hook for n, hook in enumerate(first)}
     assert not any(name.startswith("mean") for name in found)
-    assert tracing.hooks(options, SimpleNamespace(architecture=other, num_layers=4)) is None
+    assert hooks(is_causal=False) is None
 
 
 def test_a_changed_tokenizer_or_config_names_nothing(desk, run, tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ from featuremill.merge.deliver import Delivering
 from featuremill.merge.export import export, export_of
 from featuremill.merge.identities import lay_out
 from featuremill.steps.transfer import Transfer
-from featuremill.steps.transfer import write as transfer
+from featuremill.steps.transfer import command as transfer
 from featuremill.store import delivered_shards, ours, row_order
 from featuremill.store.results import Results
 

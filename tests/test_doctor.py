@@ -35,7 +35,7 @@ from featuremill.doctor import checks, findings, trial
 from featuremill.doctor.findings import Findings, Subject
 from featuremill.doctor.gpus import Node
 from featuremill.workloads import geneformer
-from featuremill.workloads.esm2 import layout, memory, sources
+from featuremill.workloads.esm2 import estimates, layout, sources
 from featuremill.workloads.esm2.architecture import ESM2, Sizes
 from featuremill.workloads.esm2.encoder import DTYPES
 
@@ -671,18 +671,18 @@ def test_a_real_gpu_is_found_and_used(environment, tmp_path):
 
 
 def test_the_architectures_of_published_models_are_known_without_torch():
-    weights = memory.weights_ahead("esm2_t33_650M_UR50D")
+    weights = estimates.weights_ahead("esm2_t33_650M_UR50D")
     assert weights.metadata["attention_heads"] == "20"
-    model = memory.model_of(weights)
+    model = estimates.model_of(weights)
     assert (model.sizes.num_layers, model.sizes.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
-    assert memory.model_of(memory.weights_ahead("esm2_t36_3B_UR50D")).file_dtype == "fp16"
+    assert estimates.model_of(estimates.weights_ahead("esm2_t36_3B_UR50D")).file_dtype == "fp16"
     for name, published in sources.PUBLISHED.items():
-        model = memory.model_of(memory.weights_ahead(name))
+        model = estimates.model_of(estimates.weights_ahead(name))
         # A checkpoint weighs what its numbers do, and a head of the language model as well.
         assert 0.9 < published.gigabytes * 1e9 / model.file_bytes < 1.2
-    weights = memory.weights_ahead("mill_t6_8M")
-    model = memory.model_of(weights)
+    weights = estimates.weights_ahead("mill_t6_8M")
+    model = estimates.model_of(weights)
     assert (model.sizes.num_layers, model.sizes.width, model.file_dtype) == (6, 320, "bf16")
     assert weights.metadata["attention_heads"] == "20"
 
@@ -729,7 +729,7 @@ def weights_of(tmp_path_factory):
 
 
 def model_of(num_layers, file_dtype):
-    return memory.Model(Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
+    return estimates.Model(Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
 
 
 def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
@@ -755,11 +755,11 @@ def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
 ):
     model = model_of(num_layers, file_dtype)
     measured = measured_peak_mb(weights_of(model), environment, model, "cpu", dtype, batch_tokens)
-    estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
+    estimated = estimates.estimate_mb(model, "cpu", dtype, batch_tokens)
     assert estimated == pytest.approx(measured, rel=0.3)
     # The part that is the model's own, without what any process takes.
-    own = measured - memory.CPU_PROCESS_MB
-    assert estimated - memory.CPU_PROCESS_MB == pytest.approx(own, rel=0.3)
+    own = measured - estimates.CPU_PROCESS_MB
+    assert estimated - estimates.CPU_PROCESS_MB == pytest.approx(own, rel=0.3)
 
 
 @pytest.mark.gpu
@@ -769,8 +769,8 @@ def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
 ):
     model = model_of(num_layers, "fp32")
     measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
-    estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
-    assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
+    estimated = estimates.estimate_mb(model, "cuda", "bf16", batch_tokens)
+    assert estimated - estimates.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

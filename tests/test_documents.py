@@ -127,7 +127,7 @@ SPOKEN = ("tells?|told", "says|said", "knows?|known to|knew", "of old", "rooms?"
 EDITED_CODE = "base inputs steps"
 """Packages whose docstrings have none of the others."""
 PLAIN_CODE = (
-    "extract flow lease status step steps/autoencoders steps/heads steps/transfer/search store"
+    "extract flow lease status step steps/autoencoders steps/heads steps/transfer store"
     " workload workloads outputs commands"
 )
 """Packages whose docstrings have none at all."""

@@ -24,7 +24,7 @@ from featuremill.store.results import Results
 from featuremill.workload import Weights
 from featuremill.workload import weights as weights_verb
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2.work import unit_work
+from featuremill.workloads.esm2.estimates import unit_work
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 

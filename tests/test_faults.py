@@ -448,6 +448,20 @@ def test_snakemake_computes_again_what_is_damaged_and_nothing_else(flow):
     assert flow.news() == []
 
 
+def test_a_disk_that_is_full_before_the_run_is_one_sentence(tmp_path, environment):
+    mount = mounted(tmp_path / "small", "64k")
+    write = "printf '>a\\nMKT\\n' > a.fa; head -c 1M /dev/zero > filled"
+    config = "printf 'run: a\\ninputs: a.fa\\nworkload: composition\\n' > a.yaml"
+    subprocess.run(mount.command("sh", "-c", f"{config}; {write}"), capture_output=True)
+    run = mount.command(sys.executable, "-m", "featuremill", "run", "a.yaml")
+    sentence = f"error: {mount.folder}: No space left on device; fix that first.\n"
+    for more in ("", "truncate -s -4K filled"):  # then its lock can be written, and not Snakemake's
+        subprocess.run(mount.command("sh", "-c", more), check=True)
+        done = ran(*run, env=environment)
+        assert (done.returncode, done.stderr) == (1, sentence)
+    mount.close()
+
+
 @pytest.mark.slow
 def test_snakemake_on_a_disk_that_is_full_goes_on_where_there_is_room(flow, tmp_path, environment):
     flow()

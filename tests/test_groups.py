@@ -18,7 +18,7 @@ from featuremill.base.errors import UserError
 from featuremill.features import records
 from featuremill.step import Ahead, Project
 from featuremill.steps import groups
-from featuremill.steps.groups import write
+from featuremill.steps.groups import command
 
 DRAWN = random.Random(7)
 PROTEINS = [(f"p{n}", "".join(DRAWN.choices("ACDEFGHIKLMNPQRSTVY", k=20))) for n in range(40)]
@@ -45,7 +45,7 @@ def table(folder, rows=GENES):
 def done(folder, run, rows=GENES, pool=("mean", "max", "sum")):
     output = folder / "genes.parquet"
     section = groups.Groups(table=str(table(folder, rows)), column="gene", pool=pool)
-    write.pool(run, section, output)
+    command.pool(run, section, output)
     with (folder / "genes.members.tsv").open(newline="") as file:
         members = list(csv.DictReader(file, delimiter="\t"))
     told = json.loads((folder / "genes.json").read_text())

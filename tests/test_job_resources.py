@@ -12,7 +12,7 @@ from featuremill.flow import jobs
 from featuremill.flow.jobs import JobResources
 from featuremill.store.plan import Settings
 from featuremill.workload import networks
-from featuremill.workloads.esm2 import memory, sources
+from featuremill.workloads.esm2 import estimates, sources
 
 
 def asked(folder, device="cuda", weights=(), gpu_model="", inputs="in.fa"):
@@ -34,11 +34,11 @@ def converted(folder, num_bytes, name="model"):
 @pytest.mark.parametrize("name", sources.PUBLISHED)
 def test_memory_on_a_cpu_covers_what_doctor_reckons(tmp_path, name):
     run = RunningRun(tmp_path, 1)
-    model = memory.model_of(memory.weights_ahead(name))
+    model = estimates.model_of(estimates.weights_ahead(name))
     weights = converted(tmp_path, model.file_bytes, name)
     resources = asked(run.folder.root, "cpu", [weights])
     for dtype in ("fp32", "bf16"):
-        need = memory.estimate_mb(model, "cpu", dtype, networks.CPU_BATCH_TOKENS)
+        need = estimates.estimate_mb(model, "cpu", dtype, networks.CPU_BATCH_TOKENS)
         assert need < resources.extract_mb(wildcards(run), attempt=1) < 2 * need + 4000
 
 

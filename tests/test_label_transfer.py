@@ -19,7 +19,7 @@ from featuremill.base.errors import UserError
 from featuremill.features import nearest, records
 from featuremill.step import Ahead, Project
 from featuremill.steps import transfer
-from featuremill.steps.transfer import write
+from featuremill.steps.transfer import command
 from featuremill.store import failed
 
 DRAWN = random.Random(7)
@@ -75,7 +75,7 @@ def done(folder, of, reference=None, rows=LABELS, group=None, k=5, metric="cosin
     output = folder / "kinds.tsv"
     given = {"labels": str(table(rows, folder)), "column": "kind", "group": group}
     section = transfer.Transfer.model_construct(**given, k=k, metric=metric)
-    write.transfer(of, reference, section, output)
+    command.transfer(of, reference, section, output)
     found, missing = (
         list(csv.DictReader(path.read_text("utf-8").splitlines(), delimiter="\t"))
         for path in (output, folder / "kinds.missing.tsv")
@@ -228,7 +228,7 @@ def test_ties_and_rounding_change_nothing(metric, seed):
     ],
 )
 def test_the_interval_counts_groups(right, groups, low, high):
-    assert write.interval(right, groups) == pytest.approx((low, high), abs=1e-4)
+    assert command.interval(right, groups) == pytest.approx((low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -408,6 +408,17 @@ def test_what_a_device_says_once_its_slot_is_ours_is_what_counts(tmp_path, monke
     assert chooser.attempt().barred == {"GPU 0 (1)": "GPU is lost"}
 
 
+def test_a_device_that_works_again_is_waited_for(tmp_path, monkeypatch):
+    """While a job waits, one device and then the other does not answer for a moment."""
+    gpus = [Device("cuda", f"GPU-{number}", "pretend", True, number) for number in range(2)]
+    chooser = Chooser(tmp_path, Request(num_gpus=1), gpus, {})
+    for lost in gpus:
+        conditions = {gpu: Condition(free_mb=80_000, used_mb=5000) for gpu in gpus}
+        conditions[lost] = Condition(problem="Unknown Error")
+        monkeypatch.setattr(condition, "look", conditions.__getitem__)
+        assert chooser.attempt().barred[lost.label] == "Unknown Error"
+
+
 @pytest.mark.parametrize("policy", get_args(Policy))
 def test_devices_that_failed_for_the_caller_are_taken_last(tmp_path, monkeypatch, policy):
     gpus = [Device("cuda", f"GPU-{number}", "pretend", True, number) for number in range(3)]

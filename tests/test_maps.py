@@ -14,7 +14,7 @@ from report_runs import FakeRun, make, points_of
 from featuremill import __main__
 from featuremill.features.nearest import exact_scores
 from featuremill.report import embedding
-from featuremill.steps.maps import draw, keep, plane
+from featuremill.steps.maps import command, draw, plane
 
 CHLOROBIUM = "Chlorobium tepidum (strain 49652 / TLS)"
 SWISS = f"50S ribosomal protein L15 OS={CHLOROBIUM} OX=1 GN=rplO PE=3 SV=1"
@@ -118,8 +118,8 @@ def test_a_place_is_found_by_its_id(root):
 
 
 def test_of_many_records_it_is_of_a_sample_and_says_so(of_samples, monkeypatch):
-    monkeypatch.setattr(keep, "MOST_RECORDS", 20)
-    for module in (keep, draw, embedding):
+    monkeypatch.setattr(command, "MOST_RECORDS", 20)
+    for module in (command, draw, embedding):
         monkeypatch.setattr(module, "MOST_SHOWN", 7)
     assert run_map(of_samples) == 0
     num_records = pq.read_metadata(of_samples / "map.parquet").num_rows
@@ -135,10 +135,10 @@ def test_of_many_records_it_is_of_a_sample_and_says_so(of_samples, monkeypatch):
 
 def test_places_of_other_values_are_never_shown(root):
     make(root)
-    first = keep.find(root, "mean_layer_6")
+    first = command.find(root, "mean_layer_6")
     with edited(root / "manifest.json") as manifest:
         manifest["parts"] = dict.fromkeys(manifest["parts"], "0" * 64)
-    assert first and keep.find(root, "mean_layer_6") is None
+    assert first and command.find(root, "mean_layer_6") is None
     before = (root / "map.parquet").read_bytes()
     make(root)
     assert (root / "map.parquet").read_bytes() != before, "it is made of the new values"
@@ -155,7 +155,7 @@ def test_a_merge_while_places_are_computed_leaves_no_map_of_its_values(root, mon
         return computed(*given)
 
     monkeypatch.setattr(plane, "neighbour_plane", merging)
-    assert names_of(make(root)) == ["t-SNE", "PCA"] and keep.find(root, "mean_layer_6") is None
+    assert names_of(make(root)) == ["t-SNE", "PCA"] and command.find(root, "mean_layer_6") is None
 
 
 def test_names_that_python_reads_as_numbers_are_names():
@@ -225,7 +225,7 @@ def test_what_cannot_be_placed_or_kept_is_said(root, monkeypatch, capsys):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(keep, "delivering", full)
+    monkeypatch.setattr(command, "delivering", full)
     assert names_of(make(root)) == ["PCA"]
     assert "No space left on device; so the map is without t-SNE." in capsys.readouterr().err
     table = pq.read_table(root / "embeddings.parquet")

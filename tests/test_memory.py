@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from featuremill.workload import compute
 from featuremill.workload.spread import each_tensor, on_device
-from featuremill.workloads.esm2 import attention, encoder, layout, memory, packing
+from featuremill.workloads.esm2 import attention, encoder, estimates, layout, packing
 from featuremill.workloads.esm2.architecture import ESM2, Sizes
 from featuremill.workloads.esm2.encoder import DTYPES
 
@@ -342,7 +342,7 @@ SHAPES = {
 def model_of_shape(shape, file_dtype):
     num_layers, width = SHAPES[shape]
     heads = 40 if width == 2560 else 20
-    return memory.Model(Sizes(ESM2, num_layers, heads, width, 4 * width), file_dtype)
+    return estimates.Model(Sizes(ESM2, num_layers, heads, width, 4 * width), file_dtype)
 
 
 @pytest.fixture
@@ -377,8 +377,10 @@ def test_the_estimate_for_a_gpu_holds_what_torch_would_reserve(
 ):
     """Within 30 % of the most, whatever addresses the driver gives."""
     held, _ = reserved(shape, file_dtype, batch_tokens)
-    estimated = memory.estimate_mb(model_of_shape(shape, file_dtype), "cuda", "bf16", batch_tokens)
-    assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(max(held), rel=0.3)
+    estimated = estimates.estimate_mb(
+        model_of_shape(shape, file_dtype), "cuda", "bf16", batch_tokens
+    )
+    assert estimated - estimates.CUDA_PROCESS_MB == pytest.approx(max(held), rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ def test_what_lives_at_once_is_what_gpus_have_shown(record):
         if found.get("output") != "mean" or not budget or found["shape"] not in SHAPES:
             continue
         sizes = model_of_shape(found["shape"], "fp16").sizes
-        wide = budget * memory.activation_bytes_a_token(sizes, 2) / MIB
+        wide = budget * estimates.activation_bytes_a_token(sizes, 2) / MIB
         assert rows["featuremill bf16"]["working_gpu_mb"] == pytest.approx(wide, rel=0.02)
         checked += 1
     assert checked
@@ -411,10 +413,10 @@ def test_batches_that_a_gpu_has_computed_fit_in_what_is_estimated():
     record = ROOT / "bench/results/2026-11-26-NVIDIA-H200-650M-memory.json"
     rows = json.loads(record.read_text())["measured"]["batch_memory 650M"]["rows"]
     model = model_of_shape("650M", "fp32")
-    least = memory.estimate_mb(model, "cuda", "bf16", 1)
+    least = estimates.estimate_mb(model, "cuda", "bf16", 1)
     for row in rows:
         share = row["reserved_mb"] / (
-            memory.estimate_mb(model, "cuda", "bf16", row["budget"]) - least
+            estimates.estimate_mb(model, "cuda", "bf16", row["budget"]) - least
         )
         # The other batches found memory that those of means had left.
         assert share < 1.005 and (share > 0.6 or row["output"] != "mean")
@@ -423,6 +425,6 @@ def test_batches_that_a_gpu_has_computed_fit_in_what_is_estimated():
 def test_what_lives_at_once_on_a_gpu_is_the_feed_forwards(reserved):
     model = model_of_shape("650M, 4 layers", "fp16")
     _, lives = reserved("650M, 4 layers", "fp16", 16_896)
-    own = memory.weights_bytes(model, "cuda", "bf16")
-    own += 16_896 * memory.activation_bytes_a_token(model.sizes, 2)
+    own = estimates.weights_bytes(model, "cuda", "bf16")
+    own += 16_896 * estimates.activation_bytes_a_token(model.sizes, 2)
     assert lives == pytest.approx(own / MIB, rel=0.02)

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from programs import Desk
 
-from featuremill.workloads.esm2 import catalogue, sources
+from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esmc import sources as esmc
 
 TYPED = {
@@ -32,19 +32,19 @@ TYPED = {
 def test_what_downloads_is_installed_first_where_it_is_missing(monkeypatch):
     """As after `pip install featuremill[esm2]`, which brings no `hf`."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    said = catalogue.where_else("esmc_300m")
+    said = sources.where_else("esmc_300m")
     assert "type pip install huggingface_hub, then hf download biohub/ESMC-300M, then " in said
 
 
 @pytest.mark.parametrize("name", TYPED)
 def test_a_name_leads_to_the_commands_for_it(name):
-    said = catalogue.where_else(name)
+    said = sources.where_else(name)
     assert f"type hf download {TYPED[name]}, then featuremill init YOUR.fasta --workload " in said
 
 
 def test_the_workloads_and_the_page_have_the_same_weights():
     page = (ROOT / "docs" / "encoders.md").read_text()
-    for one in catalogue.OTHERS:
+    for one in sources.OTHERS:
         if one.workload == "encoder":
             assert f"`{one.weights}`" in page
         else:
@@ -53,13 +53,13 @@ def test_the_workloads_and_the_page_have_the_same_weights():
 
 @pytest.mark.parametrize("name", ["./ankh", "ankh.pt", "mine/ankh", "esm2_t33", "mill_t6_8M", "3B"])
 def test_paths_and_our_own_names_are_none_of_them(name):
-    assert catalogue.where_else(name) == ""
+    assert sources.where_else(name) == ""
 
 
 def test_a_folder_of_that_name_is_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ankh").mkdir()
-    assert catalogue.where_else("ankh") == "" and sources.name_of("ankh") == "ankh"
+    assert sources.where_else("ankh") == "" and sources.name_of("ankh") == "ankh"
 
 
 def test_init_says_it_and_what_it_says_makes_a_config(tmp_path, environment):

@@ -36,11 +36,11 @@ from featuremill.steps.heads import Head, card, figures
 from featuremill.steps.heads import labels as labels_of_heads
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments
-from featuremill.steps.transfer.search.command import search
+from featuremill.steps.transfer.search import search
 from featuremill.steps.translate import options as names_of
+from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
-from featuremill.steps.translate.write import translate
-from featuremill.steps.verdicts.write import write
+from featuremill.steps.verdicts.command import write
 from featuremill.store import files, state
 from featuremill.store.results import Results
 

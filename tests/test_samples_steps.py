@@ -15,9 +15,9 @@ from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.config import project
-from featuremill.steps.groups import Groups, write
+from featuremill.steps.groups import Groups, command
 from featuremill.steps.transfer import Transfer
-from featuremill.steps.transfer import write as transfer
+from featuremill.steps.transfer import command as transfer
 from featuremill.store.results import Results
 
 SEQUENCES = [sequence.replace("W", "V") for _, sequence in random_records(12)]
@@ -59,7 +59,7 @@ def table_of(folder, rows, head):
 
 def grouped(folder, run, table=None, column=None):
     output = folder / "groups.parquet"
-    write.pool(run, Groups(table=table and str(table), column=column, pool="sum"), output)
+    command.pool(run, Groups(table=table and str(table), column=column, pool="sum"), output)
     members = rows_of(folder / "groups.members.tsv")
     told = json.loads((folder / "groups.json").read_text())
     return SimpleNamespace(rows=pq.read_table(output).to_pylist(), members=members, told=told)

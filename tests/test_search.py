@@ -27,8 +27,8 @@ from featuremill.features import nearest, table
 from featuremill.features.table import Stored
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.steps.transfer.search import hits, recipe
-from featuremill.steps.transfer.search.queries import Queries
+from featuremill.steps.transfer import hits, recipe
+from featuremill.steps.transfer.queries import Queries
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results

@@ -15,7 +15,7 @@ from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.workload import weights
 from featuremill.workloads import encoder, scores
-from featuremill.workloads.encoder import foldseek
+from featuremill.workloads.encoder import structure_files
 from featuremill.workloads.scores import variants
 
 RESIDUES = "MKTAYIAKQR"
@@ -224,16 +224,16 @@ def test_why_plddt_of_a_file_cannot_be_used(read, tmp_path):
 def test_a_table_with_names_of_columns_is_no_descriptor(tmp_path):
     for text in ("id\tsequence\tstructure\n", "ID\tAA\tSS\nx\tMK\tDD\n", "a\tMKT\tDDDD\n", "\n"):
         (tmp_path / "t.tsv").write_text(text)
-        assert not foldseek.takes(tmp_path / "t.tsv")
+        assert not structure_files.is_descriptor(tmp_path / "t.tsv")
     coordinates = ",".join(["1.5"] * 12)
     for text in (f"a\t{RESIDUES}\t{LETTERS}\n", f"a\tMKTA\tDDDD\t{coordinates}\n"):
         (tmp_path / "t.tsv").write_text(text)  # the first as cut -f 1-3 leaves it
-        assert foldseek.takes(tmp_path / "t.tsv")
+        assert structure_files.is_descriptor(tmp_path / "t.tsv")
     with gzip.open(tmp_path / "t.tsv.gz", "wt") as file:
         file.write(text)
-    assert foldseek.takes(tmp_path / "t.tsv.gz")
+    assert structure_files.is_descriptor(tmp_path / "t.tsv.gz")
     descriptor(tmp_path / "t.tsv", [("a.pdb", "MKTA", "DDDD")])
-    assert foldseek.takes(tmp_path / "t.tsv")
+    assert structure_files.is_descriptor(tmp_path / "t.tsv")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_table_with_names_of_columns_is_no_descriptor(tmp_path):
     ],
 )
 def test_a_name_of_foldseek_is_taken_apart(name, parts):
-    assert foldseek.named(name) == parts
+    assert structure_files.named(name) == parts
 
 
 @pytest.mark.parametrize(

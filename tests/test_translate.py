@@ -30,10 +30,11 @@ from programs import SHEBANG, Desk, python, wait_for
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.reasons import is_missing_sequence
 from featuremill.inputs import fasta, kinds, nucleotides
 from featuremill.steps.translate import chunks, contigs, folder, orfs
+from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.genetic_code import COMPLEMENT, genetic_code, reverse_complement
-from featuremill.steps.translate.write import translate
 from featuremill.store.formats import RECORD
 from featuremill.workload import Record
 
@@ -241,7 +242,7 @@ dna = st.one_of(
     st.text("ACGT", max_size=120),
     st.text("ACGTNRYSWKMBDHV", max_size=60),
     st.lists(LONG_FRAMES, min_size=9, max_size=40).map("".join),
-)
+).filter(lambda letters: not is_missing_sequence(letters))  # such as NA, which is refused
 WINDOWS = st.builds(lambda window: {"window": window}, st.integers(3, 40))
 CHUNKS = st.tuples(st.sampled_from(["chunks", "virnucpro"]), WINDOWS)
 ORFS = st.builds(

@@ -19,13 +19,13 @@ from programs import Desk
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID_ALONE
 from featuremill.steps.heads import card
-from featuremill.steps.translate.write import translate
+from featuremill.steps.translate.command import translate
 from featuremill.steps.verdicts import page
 from featuremill.steps.verdicts import predictions as predictions_module
+from featuremill.steps.verdicts.command import write
 from featuremill.steps.verdicts.contigs import trained_on
 from featuremill.steps.verdicts.page import MOST_POINTS, tracks_of
 from featuremill.steps.verdicts.predictions import Scored
-from featuremill.steps.verdicts.write import write
 
 CLASSES = ("others", "virus")
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from programs import Verbs, fasta, random_records
 
-from featuremill.steps.transfer.verify.again import difference
+from featuremill.steps.transfer.again import difference
 from featuremill.store.formats import bytes_of, digest_of_result
 
 RECORDS = random_records(12)

@@ -32,7 +32,7 @@ from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.steps.heads.card import CARD, Card, Part
 from featuremill.steps.heads.computed import Vectors
-from featuremill.steps.translate.write import translate
+from featuremill.steps.translate.command import translate
 from featuremill.steps.virnucpro import command, files
 from featuremill.store import ours, run_lock
 from featuremill.store.files import temporary_file

@@ -37,10 +37,10 @@ from featuremill.base.locking import locked
 from featuremill.config.project import runs_of
 from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.steps.heads import DELIVERED, card, predict
+from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.options import LOCK
-from featuremill.steps.translate.write import translate
 from featuremill.steps.verdicts import predictions as predictions_module
-from featuremill.steps.verdicts.write import write
+from featuremill.steps.verdicts.command import write
 from featuremill.store import ours
 from featuremill.store.failed import Failure
 

@@ -5,7 +5,7 @@ from featuremill.base.errors import UserError as UserError
 from featuremill.features.loading import load as load
 from featuremill.features.loading import load_matrix as load_matrix
 from featuremill.flow.python import run as run
-from featuremill.steps.transfer.search.command import search as search
+from featuremill.steps.transfer.search import search as search
 from featuremill.workloads.esm2 import embed as embed
 
 SNAKEFILE: str

@@ -16,6 +16,6 @@ try:
 except ModuleNotFoundError:
     sys.modules["torch"] = None
 else:
-    featuremill.workloads.esm2.probe = sys.modules["featuremill.workloads.esm2.probe"]
+    featuremill.workloads.esm2.fallbacks = sys.modules["featuremill.workloads.esm2.fallbacks"]
 del sys.path[0]
 runpy.run_module("featuremill", run_name="__main__", alter_sys=True)

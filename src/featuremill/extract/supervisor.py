@@ -258,19 +258,16 @@ class Supervisor:
             raise _WorkerDiedError(WHEN_IT_HUNG + at, kind=reasons.HANG)
         if -status == signal.SIGKILL:
             time.sleep(LAST_MOMENT_SECONDS)
-        raise _WorkerDiedError(_exit_message(status) + at)
+        manner = f"left with status {status}"
+        if status < 0:
+            manner = f"was killed by {signal.Signals(-status).name}"
+        raise _WorkerDiedError(manner + at)
 
 
 def _log_lines(pipe: IO[str], level: int) -> None:
     with pipe:
         for line in pipe:
             log.log(level, "worker: %s", line.rstrip())
-
-
-def _exit_message(status: int) -> str:
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"left with status {status}"
 
 
 def _threads(count: int) -> dict[str, str]:

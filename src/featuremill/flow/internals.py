@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import ast
+import errno
 import functools
 import importlib
 import logging
@@ -57,6 +58,7 @@ EPILOGUES = (
     "WorkflowError:\nAt least one job did not complete",
 )
 AFTER_REFUSAL = ("Terminating processes on user request", *EPILOGUES[2:])
+FULL = (errno.ENOSPC, errno.EDQUOT)
 OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
 """The message about the profile beside the workflow, which is used by default."""
 NAMING = {"name", "name_modifier"}
@@ -366,6 +368,26 @@ def keep_own_profile_quiet() -> None:
             print(*words, **how)
 
     vars(cli)["print"] = say
+
+
+def report_full_disks() -> None:
+    """Print one sentence about a full disk, where Snakemake and logging print tracebacks."""
+    api = importlib.import_module("snakemake.api")
+    printed, handled = getattr(api, "print_exception", None), logging.Handler.handleError
+
+    def print_exception(error: BaseException, *more: Any) -> None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            file = error.filename or Path.cwd()
+            print(f"error: {file}: {error.strerror}; fix that first.", file=sys.stderr)
+        elif printed:
+            printed(error, *more)
+
+    def handle(handler: logging.Handler, record: logging.LogRecord) -> None:
+        if getattr(sys.exc_info()[1], "errno", None) not in FULL:
+            handled(handler, record)
+
+    vars(api)["print_exception"] = print_exception
+    setattr(logging.Handler, "handleError", handle)  # noqa: B010  (mypy takes it for another)
 
 
 def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:

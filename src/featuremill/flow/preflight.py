@@ -86,7 +86,8 @@ def claim_run(results: str, **about: Any) -> None:
             lock.unlink()
     if was_here or not stale:
         folder = os.path.relpath(Path.cwd(), run_lock.working_folder(Path(results)))
-        run_lock.sign(file, command_line.command(), folder=folder, **about)
+        with refusing():
+            run_lock.sign(file, command_line.command(), folder=folder, **about)
 
 
 def write_run(run: Run) -> None:

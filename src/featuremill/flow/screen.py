@@ -67,7 +67,8 @@ def refusing(where: str = "", hint: str = "") -> Iterator[None]:
     except BlockingIOError:  # the caller asks for a lock and reports more
         raise
     except OSError as error:
-        raise RefusedError(f"{error.filename}: {error.strerror}; fix that first.", 1) from None
+        file = error.filename or Path.cwd()
+        raise RefusedError(f"{file}: {error.strerror}; fix that first.", 1) from None
 
 
 @contextlib.contextmanager

@@ -70,6 +70,7 @@ def start() -> None:
     """Run Snakemake; exit with its status, or with that of a failed job or a refusal."""
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment, method-assign]
     internals.keep_own_profile_quiet()
+    internals.report_full_disks()
     try:
         main()
     except SystemExit as end:

@@ -51,7 +51,12 @@ def clean(letters: str) -> Cleaned:
         payload = payload.replace(b"J", b"X")
         notes.append(J_AS_X)
     if payload.translate(None, ALPHABET):
-        return Cleaned(b"", _reason(letters))
+        plain = letters.translate(NO_WHITESPACE).rstrip("*")
+        index = first_other(plain, _LETTERS + _LETTERS.lower())
+        if plain[index] == "*":
+            return Cleaned(b"", reasons.STOP.reason(f"residue {index + 1}"))
+        where = f"{show_at(plain, index)} at residue {index + 1}"
+        return Cleaned(b"", reasons.LETTERS.reason(where))
     if _is_nucleotides(payload):
         notes.append(NUCLEOTIDES)
     elif not payload.strip(b"X.-"):
@@ -76,15 +81,6 @@ def _is_nucleotides(payload: bytes) -> bool:
         return False
     bases = (b"A" in payload, b"C" in payload, b"G" in payload, b"T" in payload or b"U" in payload)
     return sum(bases) >= 3
-
-
-def _reason(letters: str) -> str:
-    """Return the reason for the first letter that is not a residue, with its position."""
-    residues = letters.translate(NO_WHITESPACE).rstrip("*")
-    index = first_other(residues, _LETTERS + _LETTERS.lower())
-    if residues[index] == "*":
-        return reasons.STOP.reason(f"residue {index + 1}")
-    return reasons.LETTERS.reason(f"{show_at(residues, index)} at residue {index + 1}")
 
 
 protein = maker(clean)
@@ -112,16 +108,12 @@ def clean_bases(letters: str, num_before: int = 0) -> Cleaned:
     if b"U" in payload:
         payload, note = payload.replace(b"U", b"T"), U_AS_T
     if payload.translate(None, BASES):
-        return Cleaned(b"", _reason_of_bases(letters, num_before))
+        plain = letters.translate(NO_WHITESPACE)
+        kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
+        index = first_other(plain, _LETTERS_OF_BASES + _LETTERS_OF_BASES.lower())
+        where = f"{show_at(plain, index)} at base {num_before + index + 1}"
+        return Cleaned(b"", kind.reason(where))
     return Cleaned(payload, "", note)
-
-
-def _reason_of_bases(letters: str, num_before: int) -> str:
-    """Return the reason for the first letter that is not a base, with its position."""
-    plain = letters.translate(NO_WHITESPACE)
-    kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
-    index = first_other(plain, _LETTERS_OF_BASES + _LETTERS_OF_BASES.lower())
-    return kind.reason(f"{show_at(plain, index)} at base {num_before + index + 1}")
 
 
 def _is_protein(letters: str) -> bool:

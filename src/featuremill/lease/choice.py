@@ -90,6 +90,7 @@ class Chooser:
         if now.problem:
             self._lost[device.label] = now.problem
             return None, now.problem
+        self._lost.pop(device.label, None)  # it works again
         name = slots.scoped(device.uuid, self._folder)
         num_slots = 1 if now.is_exclusive else self._request.slots_per_gpu
         taking = slots.take(self._folder, name, num_slots)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from featuremill.kit.environment import Variable
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import words_of
@@ -24,9 +25,7 @@ from featuremill.step import (
     refused,
     stated,
 )
-from featuremill.steps.autoencoders import variables
 from featuremill.steps.autoencoders.progress import LOCK, latest
-from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
 
 KEY = "autoencoders"
 ABOUT = (
@@ -35,6 +34,7 @@ ABOUT = (
 )
 RULES = Path(__file__).with_name("rules.smk")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "sae.yaml"
+PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
 COMMANDS = {
     "sae": Command(
         "train a sparse autoencoder on a run's features, apply it, and report on it",
@@ -43,7 +43,13 @@ COMMANDS = {
 }
 DELIVERED = ("sae_weights.safetensors", "cfg.json", "sae.json", "features.tsv", "report.html")
 """The files of an autoencoder; the page comes last."""
-VARIABLES = variables.OF_TORCHRUN
+_RANKS = "Set by `torchrun` for the processes of `featuremill sae train`."
+TORCHELASTIC_RUN_ID = Variable("TORCHELASTIC_RUN_ID", _RANKS)
+RANK = Variable("RANK", _RANKS)
+LOCAL_RANK = Variable("LOCAL_RANK", _RANKS)
+WORLD_SIZE = Variable("WORLD_SIZE", _RANKS)
+TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", _RANKS)
+VARIABLES = (TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE)
 OPTIONS = (
     *("kind", "features", "k", "sparsity", "bandwidth", "batch", "steps", "seed"),
     *("learning_rate", "dead_after", "held_out", "dtype"),

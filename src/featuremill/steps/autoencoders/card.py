@@ -12,11 +12,9 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.files import JsonFile, JsonRecord, Number, write_json
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import listed
-from featuremill.kit.workloads import refuse_lacking
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
-from featuremill.steps.autoencoders.variables import PACKAGES
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
@@ -25,8 +23,6 @@ FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
 SLICES = 8
 """The slices of a batch. Their sums are added in pairs, in an order that does not depend on the
 number of ranks, so that results have the same bits with 1 to 8 ranks."""
-
-
 Kind = Literal["topk", "relu", "jumprelu"]
 OF_KIND: dict[str, dict[str, float]] = {
     "topk": {"k": 32},
@@ -180,7 +176,7 @@ def refuse_other_folder(folder: Path) -> None:
     )
 
 
-def write_config(path: Path, options: Options, width: int, model: str = "", hook: str = "") -> None:
+def write_config(path: Path, options: Options, width: int, model: str, hook: str) -> None:
     """Write cfg.json in the format of SAELens 6 (`SAEConfig` in sae_lens/saes/sae.py); `model` and
     `hook` are the network and its hook point, or ""."""
     config: dict[str, Any] = {
@@ -209,7 +205,6 @@ def read(folder: Path) -> tuple[Card, dict[str, Any]]:
         UserError: the folder has no trained autoencoder.
         IntegrityError: a file is damaged or was changed.
     """
-    refuse_lacking(PACKAGES)
     from safetensors.torch import load_file
 
     missing = (

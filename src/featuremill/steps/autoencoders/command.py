@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from featuremill.kit.devices import HELP_OF_DEVICES, GpuOptions
 from featuremill.kit.errors import UserError
 from featuremill.kit.tables import add_options, words_of
-from featuremill.steps.autoencoders import OPTIONS, Autoencoder
+from featuremill.steps.autoencoders import OPTIONS, PACKAGES, Autoencoder
 
 if TYPE_CHECKING:
     from featuremill.steps.autoencoders.card import Options
@@ -102,6 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
         gpus.check()
         if gpus.devices and getattr(arguments, "device", "") == "cpu":
             raise UserError(f"--devices {gpus.devices}: --device cpu takes no GPU; drop one.")
+    if arguments.act != "estimate":
+        from featuremill.kit.workloads import refuse_lacking
+
+        refuse_lacking(PACKAGES)
     if arguments.act == "train":
         from featuremill.steps.autoencoders import train
 
@@ -120,11 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     elif arguments.act == "estimate":
-        from featuremill.steps.autoencoders import estimate
+        from featuremill.steps.autoencoders import train
 
         num_ranks = gpus.of_all() or 1
         options = _options(arguments)
-        estimate.show(arguments.run_folder, arguments.vectors, options, num_ranks, arguments.json)
+        train.show(arguments.run_folder, arguments.vectors, options, num_ranks, arguments.json)
     elif arguments.act == "encode":
         from featuremill.steps.autoencoders.encode import encode
 

@@ -18,8 +18,6 @@ median norms; at 4, one far vector in 16 has most of the variance."""
 MOST_OF_FEW = 0.5
 MOST_RECORDS = 5
 """The number of records that are listed per feature."""
-
-
 Strongest: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]"
 """The first three fields of `Top`."""
 

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import sha256_of
 from featuremill.kit.text import listed
-from featuremill.kit.workloads import refuse_lacking
 from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import ARCHITECTURES, CONFIG, WEIGHTS
 from featuremill.steps.autoencoders.origin import Origin
-from featuremill.steps.autoencoders.variables import PACKAGES
 
 EARLY_NAMES = {"hook_point": "hook_name", "activation_fn_str": "activation_fn"}
 """Names of keys in cfg.json before SAELens 6, with the new names."""
@@ -67,7 +65,6 @@ def read(folder: Path) -> Published:
     Raises:
         UserError: the folder has no autoencoder, or its kind is not supported.
     """
-    refuse_lacking(PACKAGES)
     config = _config(folder / CONFIG)
     width, num_features = (_number(folder, config, name) for name in ("d_in", "d_sae"))
     kind = _kind(folder, config)

@@ -27,7 +27,13 @@ from featuremill.kit.errors import (
     is_out_of_memory,
 )
 from featuremill.kit.processes import INTERRUPTS, die_with_parent
-from featuremill.steps.autoencoders import variables
+from featuremill.steps.autoencoders import (
+    LOCAL_RANK,
+    RANK,
+    TORCHELASTIC_ERROR_FILE,
+    TORCHELASTIC_RUN_ID,
+    WORLD_SIZE,
+)
 from featuremill.steps.autoencoders.card import SLICES, pairs_of, slices_of
 
 LOST = 75
@@ -48,9 +54,9 @@ class Ranks:
         self.count, self.number, local = 1, 0, 0
         if is_rank():
             die_with_parent(os.getppid(), signal.SIGTERM)  # ranks would survive torchrun
-            self.count = int(variables.WORLD_SIZE.text() or 1)
-            self.number = int(variables.RANK.text() or 0)
-            local = int(variables.LOCAL_RANK.text() or 0)
+            self.count = int(WORLD_SIZE.text() or 1)
+            self.number = int(RANK.text() or 0)
+            local = int(LOCAL_RANK.text() or 0)
         self.device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
         if kind == "cuda":
             torch.cuda.set_device(self.device)
@@ -134,7 +140,7 @@ class Ranks:
 
 def is_rank() -> bool:
     """Return whether torchrun started this process as a rank."""
-    return variables.TORCHELASTIC_RUN_ID.text() is not None
+    return TORCHELASTIC_RUN_ID.text() is not None
 
 
 def leave(error: Exception) -> NoReturn:
@@ -148,7 +154,7 @@ def leave(error: Exception) -> NoReturn:
         if is_of_device(error):
             status = DeviceError.exit_status
         message = f"{type(error).__name__}: {error_text(error)}"
-    if path := variables.TORCHELASTIC_ERROR_FILE.text():
+    if path := TORCHELASTIC_ERROR_FILE.text():
         failure = {"message": message, "timestamp": int(time.time())}
         with suppress(OSError):
             Path(path).write_text(json.dumps(failure), "utf-8")

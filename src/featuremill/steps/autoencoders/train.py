@@ -1,4 +1,10 @@
-"""`sae train`: train a sparse autoencoder on the vectors of a finished run."""
+"""`sae train` and `sae estimate`: train a sparse autoencoder on the vectors of a finished run, and
+estimate the memory of a training.
+
+The estimate counts the tensors of `training.py`: parameters, Adam's moments, the gradient buffers
+of the sum, and the intermediate results of a slice. The memory of CUDA is added on a GPU, and that
+of Python with torch on the host.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +24,35 @@ from featuremill.kit.files import delivering, note, replacing, sha256_of, write_
 from featuremill.kit.locks import locked
 from featuremill.kit.processes import versions
 from featuremill.kit.text import count, counted, human_bytes, records
-from featuremill.kit.workloads import refuse_lacking
-from featuremill.steps.autoencoders import card, estimate, origin
+from featuremill.steps.autoencoders import card, origin
 from featuremill.steps.autoencoders.card import (
     CARD,
     CHECKPOINT,
     CONFIG,
     LOCK,
+    SLICES,
     WEIGHTS,
     Options,
     Source,
+    pairs_of,
+    refuse_other_count,
+    slices_of,
 )
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
-from featuremill.steps.autoencoders.variables import PACKAGES
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 
 LOG_SECONDS = 10.0
 VECTORS_A_FEATURE = 10
 """The least number of vectors per feature; with 1.6 per feature, 70 % were dead."""
+FLOAT = 4
+HOST_BYTES = 460 * 2**20
+"""Python, torch with the imports of Adam, and Arrow, without a vector: measured with torch 2.13."""
+ROW_BYTES = 29
+"""Bytes of a record in `Parts`."""
+LOADED = 8
+"""Bytes per number of a slice while it is read."""
+SLICE_OF_FEATURES, SLICE_OF_WIDTH = {"topk": 4, "relu": 4, "jumprelu": 6}, 6
+"""The matrices of a slice at the same time, per feature and per dimension."""
 log = logging.getLogger("featuremill.sae")
 
 
@@ -63,7 +80,6 @@ def train(arguments: Arguments) -> None:
     Raises:
         UserError: the run, an option or the output is wrong.
     """
-    refuse_lacking(PACKAGES)
     from featuremill.steps.autoencoders import ranks
 
     if ranks.is_rank():
@@ -72,7 +88,7 @@ def train(arguments: Arguments) -> None:
         except Exception as error:
             ranks.leave(error)
         return
-    card.refuse_other_count(arguments.gpus)
+    refuse_other_count(arguments.gpus)
     arguments.options.check()
     vectors = features.open_parts(arguments.run, arguments.column)
     card.refuse_other_folder(arguments.output)
@@ -85,7 +101,7 @@ def train(arguments: Arguments) -> None:
             for name, value in held.environment.items():
                 environment.Variable(name).set(value)
             kind = held.devices[0].kind
-            needed = estimate.estimated(arguments.options, vectors, arguments.gpus)
+            needed = estimated(arguments.options, vectors, arguments.gpus)
             log.info("%s, %s", counted(arguments.gpus, "rank"), needed.text(kind))
             _refuse_too_large(arguments, needed.device, held.devices)
             if arguments.gpus > 1:
@@ -170,7 +186,7 @@ def _train_as_rank(arguments: Arguments, kind: str) -> None:
     is_first = ranks.number == 0
     if not is_first:
         log.setLevel(logging.WARNING)
-    card.refuse_other_count(ranks.count)
+    refuse_other_count(ranks.count)
     vectors = features.open_parts(arguments.run, arguments.column)
     if _is_done(arguments, vectors):
         return
@@ -275,3 +291,74 @@ class _Rows:
         self.last = row
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+class Needed(NamedTuple):
+    """The memory and disk of a training, in bytes."""
+
+    device: int
+    """Memory per device; on CPUs, memory per rank in addition to `host`."""
+    host: int
+    """Memory of the host per rank."""
+    mapped: int
+    """Size of the run's vectors, which are memory-mapped."""
+    checkpoint: int
+    weights: int
+
+    def total(self, kind: str) -> int:
+        """Return the host memory of a rank on a device of this kind."""
+        return self.host + (self.device if kind == "cpu" else 0)
+
+    def text(self, kind: str) -> str:
+        """Return a sentence with the memory."""
+        where = "" if kind == "cpu" else f"{human_bytes(self.device)} of each GPU, "
+        return (
+            f"each with {where}{human_bytes(self.total(kind))} of memory, beside "
+            f"{human_bytes(self.mapped)} of vectors in the page cache; "
+            f"{human_bytes(self.checkpoint)} of disk for a checkpoint"
+        )
+
+
+def estimated(options: Options, vectors: Parts, num_ranks: int) -> Needed:
+    """Return the memory of `num_ranks` ranks."""
+    return needed(
+        options, vectors.column.width, num_ranks, len(vectors.num_of_row), vectors.num_bytes
+    )
+
+
+def needed(
+    options: Options, width: int, num_ranks: int, num_rows: int = 0, num_bytes: int = 0
+) -> Needed:
+    """Return the memory for vectors of `width` numbers in `num_rows` records."""
+    num_features = options.features
+    parameters = 2 * width * num_features + num_features + width
+    if options.kind == "jumprelu":
+        parameters += num_features
+    shares = [pairs_of(slices_of(rank, num_ranks)) for rank in range(num_ranks)]
+    depths = [n + max(1, (len(e) // 2).bit_length()) for own in shares for n, e in enumerate(own)]
+    num_buffers = max(depths) + (num_ranks > 1)
+    # Autograd allocates a gradient before it is added; the largest has half the parameters.
+    copies = 3 + num_buffers + 1
+    rows = options.batch // SLICES
+    slice_numbers = rows * (SLICE_OF_FEATURES[options.kind] * num_features + SLICE_OF_WIDTH * width)
+    if options.dtype == "bf16":
+        slice_numbers += parameters // 2
+    device = FLOAT * (copies * parameters + slice_numbers)
+    host = HOST_BYTES + ROW_BYTES * num_rows + LOADED * rows * width
+    return Needed(device, host, num_bytes, 3 * FLOAT * parameters, FLOAT * parameters)
+
+
+def show(root: Path, column: str | None, options: Options, num_ranks: int, as_json: bool) -> None:
+    """Print the memory of a training on the run in `root`."""
+    options.check()
+    refuse_other_count(num_ranks)
+    vectors = features.open_parts(root, column)
+    need = estimated(options, vectors, num_ranks)
+    if as_json:
+        print(json.dumps(need._asdict() | {"host_with_cpu": need.total("cpu")}))
+        return
+    each = "" if num_ranks == 1 else " each"
+    print(f"a GPU: {human_bytes(need.device)}{each}, and {human_bytes(need.host)} of memory")
+    print(f"on CPUs: {human_bytes(need.total('cpu'))} of memory{each}")
+    print(f"vectors: {human_bytes(need.mapped)} in parts: the page cache keeps what fits")
+    print(f"files: {human_bytes(need.weights)}, and {human_bytes(need.checkpoint)} a checkpoint")

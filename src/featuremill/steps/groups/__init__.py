@@ -75,7 +75,7 @@ def _check_column(name: str, section: Groups, project: Project) -> None:
 
 def problems_of_records(sections: Mapping[str, Groups], project: Project) -> Problems:
     """Yield errors of sections of which no group has a planned record."""
-    from featuremill.steps.groups.write import refuse_unfit
+    from featuremill.steps.groups.command import refuse_unfit
 
     for name, section in sections.items():
         folder, key = project.features_of(section.of), "table" if section.table else "column"

@@ -11,6 +11,8 @@ from featuremill.step import Section
 
 KEY = "groups"
 TABLE = Table(KEY, ".parquet", ".members.tsv", ("groups", "pooled", "missing"))
+KEYS = ("column", "id_column", "vectors")
+"""Keys of a section that are also options of `featuremill groups`."""
 Pool = Literal["mean", "max", "sum"]
 POOLS: tuple[Pool, ...] = ("mean", "max", "sum")
 _ONE = {"enum": list(POOLS)}
@@ -45,5 +47,4 @@ class Groups(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill groups`."""
-        words = words_of(self.model_dump(include={"column", "id_column", "vectors"}))
-        return [*words, "--pool", *self.pool]
+        return [*words_of(self.model_dump(include={*KEYS})), "--pool", *self.pool]

@@ -11,10 +11,7 @@ from pydantic import ValidationError
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.tables import add_options
-from featuremill.steps.heads.section import Head
-
-OF_SECTION = ("column", "id_column", "group", "task", "mask", "kind")
-"""Keys of a head's section that are also options of `head train`."""
+from featuremill.steps.heads.section import KEYS, Head
 
 VECTORS = {
     "--vectors COLUMN": "which vectors, where a run has several (such as mean_layer_33); once for "
@@ -94,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
             name, _, metavar = words.partition(" ")
             more: dict[str, Any] = {"metavar": metavar} if metavar else {}
             parsers[-1].add_argument(name, help=text, **more, **SETTINGS.get(name, {}))
-    add_options(parsers[0], Head, *OF_SECTION)
+    add_options(parsers[0], Head, *KEYS)
     return parsers
 
 
@@ -140,7 +137,7 @@ def _head(arguments: argparse.Namespace) -> Head:
         "labels": arguments.labels and str(arguments.labels),
         "vectors": arguments.vectors,
         "threshold": {key: value for key, value in threshold.items() if value is not None},
-        **{key: getattr(arguments, key) for key in OF_SECTION},
+        **{key: getattr(arguments, key) for key in KEYS},
     }
     try:
         return Head.model_validate(section)

@@ -40,7 +40,7 @@ from featuremill.kit.runs import Results, Settings
 from featuremill.kit.text import Progress, clipped, counted, listed, records
 from featuremill.kit.workloads import Record
 from featuremill.steps.heads.card import Part, require
-from featuremill.steps.transfer.search.recipe import Origin, Recipe
+from featuremill.steps.transfer.recipe import Origin, Recipe
 
 __all__ = ["LAYOUTS", "Layout"]
 ROWS_AT_ONCE = 4096

@@ -36,7 +36,7 @@ from featuremill.steps.heads.fitting import Rows
 from featuremill.steps.heads.joined import Lacking, Report
 from featuremill.steps.heads.labels import UNLABELLED, Numbers
 from featuremill.steps.heads.network import logits
-from featuremill.steps.transfer.search.recipe import Recipe
+from featuremill.steps.transfer.recipe import Recipe
 
 MOST_LEARNT = 2**16
 """Largest number of residues that fits learn from."""

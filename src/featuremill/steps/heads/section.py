@@ -12,6 +12,9 @@ from featuremill.kit.tables import words_of
 from featuremill.kit.text import counted, listed
 from featuremill.step import Name, Section, Several
 
+KEYS = ("column", "id_column", "group", "task", "mask", "kind")
+"""Keys of a section that are also options of `head train`."""
+
 
 def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
     """Return the column of each run: `columns`, or the only one of them for all runs; None if no
@@ -105,8 +108,7 @@ class Head(Section):
     @property
     def words(self) -> list[str]:
         """The options of this section for the command `featuremill head train`."""
-        keys = {"column", "id_column", "group", "task", "mask", "kind"}
-        words = [*self.words_of_vectors, *words_of(self.model_dump(include=keys))]
+        words = [*self.words_of_vectors, *words_of(self.model_dump(include={*KEYS}))]
         if wanted := self.wanted:
             words += [f"--threshold={wanted.class_name}", f"--{wanted.of}={wanted.level}"]
         return words

@@ -7,12 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Problems, Product, Project, Section, State, stated
-from featuremill.steps.maps.limits import FILE as FILE
-from featuremill.steps.maps.limits import PERPLEXITY
+from featuremill.step import Command, Problems, Product, Project, State, stated
+from featuremill.steps.maps.section import FILE, Maps
 
 if TYPE_CHECKING:
     from featuremill.features.records import Shown
@@ -31,22 +28,6 @@ COMMANDS = {
         "place the records of a run by t-SNE, for its report", "featuremill.steps.maps.command"
     )
 }
-
-
-class Maps(Section):
-    """Options of t-SNE."""
-
-    seed: int = Field(default=0, ge=0, strict=True)
-    """The random seed of t-SNE; equal seeds give equal maps."""
-    perplexity: float = Field(default=PERPLEXITY, gt=1)
-    """The perplexity of t-SNE: approximately the number of neighbours of a record."""
-
-    @property
-    def words(self) -> list[str]:
-        """The options of `featuremill map`."""
-        return [f"--seed={self.seed}", f"--perplexity={self.perplexity:g}"]
-
-
 SECTION = Maps
 
 
@@ -64,7 +45,7 @@ def products(section: Maps, project: Project) -> Sequence[Product]:
             [f"{folder}/manifest.json"],
             [f"{folder}/logs/{KEY}.log"],
             [f"{folder}/{FILE}"],
-            config={"seed": section.seed, "perplexity": section.perplexity},
+            config=section.model_dump(),
             card=partial(_listed, Path(folder)),
             on_report_of=folder,
         )
@@ -83,7 +64,7 @@ def _listed(folder: Path) -> State:
     """Return the state of a map from its card. It is current if its digest of the values is that
     of the results."""
     from featuremill.kit.files import sha256_of
-    from featuremill.steps.maps.keep import made_of, read_card
+    from featuremill.steps.maps.command import made_of, read_card
 
     card, manifest = read_card(folder), folder / "manifest.json"
     is_same = card.get("made_of") == made_of(folder)

@@ -25,8 +25,9 @@ from featuremill.features.records import MOST_SHOWN, Labels, Shown
 from featuremill.kit.ids import accessions
 from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share
-from featuremill.steps.maps import keep, plane
-from featuremill.steps.maps.agreement import agreement
+from featuremill.steps.maps import plane
+from featuremill.steps.maps.command import Kept, find, keep, made_of
+from featuremill.steps.maps.section import Maps
 
 FIELDS = re.compile(r"\s(?:OS|OX|GN|PE|SV|Tax|TaxID|RepID|n)=")
 """The beginnings of UniProt's and UniRef's fields (https://www.uniprot.org/help/fasta-headers)."""
@@ -141,27 +142,29 @@ def _base64(numbers: npt.NDArray[Any]) -> str:
     return base64.b64encode(little.tobytes()).decode()
 
 
-def _stored_or_new(shown: Shown) -> keep.Kept | None:
+def _stored_or_new(shown: Shown) -> Kept | None:
     """Return the stored map; if there are few records and openTSNE is installed, compute it."""
-    if kept := keep.find(shown.folder, shown.column):
+    if kept := find(shown.folder, shown.column):
         return kept
     is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
-    digest = keep.made_of(shown.folder)
+    digest = made_of(shown.folder)
     if not (is_few and plane.is_installed() and digest):
         return None
     table = (shown.folder, digest, shown.column, shown.ids, shown.vectors, shown.total)
     try:
-        return keep.keep(*table, keep.Settings())
+        return keep(*table, Maps())
     except OSError as error:  # the folder of results may be read-only
         log.warning("%s; so the map is without t-SNE.", error)
         return None
 
 
 def _layouts(
-    axes: plane.Plane, shares: plane.Plane, kept: keep.Kept | None, shown: Shown
+    axes: plane.Plane, shares: plane.Plane, kept: Kept | None, shown: Shown
 ) -> Iterator[dict[str, Any]]:
     """Yield the layouts; t-SNE is first, as it preserves neighbours."""
-    if kept is not None and (xy := _shown_xy(kept, shown.ids)) is not None:
+    row_of = {id: row for row, id in enumerate(kept.ids)} if kept else {}
+    rows = [row_of.get(id, -1) for id in shown.ids]
+    if kept and -1 not in rows:
         about = kept.card
         perplexity = plane.perplexity_of(about["records"], about["perplexity"])
         caption = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
@@ -170,15 +173,9 @@ def _layouts(
         caption += (
             ". Near records are alike; distances between groups, sizes and directions mean nothing."
         )
-        yield {"name": "t-SNE", "axes": caption, "xy": _quantised(xy)}
+        yield {"name": "t-SNE", "axes": caption, "xy": _quantised(kept.xy[rows])}
     across, up = (f"component {n} ({share(part, 1)})" for n, part in enumerate(shares.tolist(), 1))
     yield {"name": "PCA", "axes": f"across: {across}; up: {up}", "xy": _quantised(axes)}
-
-
-def _shown_xy(kept: keep.Kept, ids: Sequence[str]) -> plane.Plane | None:
-    row_of = {id: row for row, id in enumerate(kept.ids)}
-    rows = [row_of.get(id, -1) for id in ids]
-    return None if -1 in rows else kept.xy[rows]
 
 
 def _quantised(xy: plane.Plane) -> str:
@@ -250,7 +247,7 @@ def _numbers(texts: Sequence[str | None]) -> list[float | None] | None:
     return [None if text is None else number_of[text] for text in texts]
 
 
-def _sentence(shown: Shown, explained: float, kept: keep.Kept | None) -> str:
+def _sentence(shown: Shown, explained: float, kept: Kept | None) -> str:
     num_shown, total = len(shown.ids), shown.total
     text = f"All {num_shown:,} records"
     if num_shown < total:
@@ -286,7 +283,7 @@ def _agreement(shown: Shown) -> str:
     if not shown.labels or _numbers(shown.labels[0].texts) is not None:
         return ""
     labels = shown.labels[0]
-    if not (agreed := agreement(shown.vectors, labels.texts)):
+    if not (agreed := plane.agreement(shown.vectors, labels.texts)):
         return ""
     purity, chance = (share(part, 1) for part in (agreed.purity, agreed.chance))
     return (

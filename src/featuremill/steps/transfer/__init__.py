@@ -10,6 +10,7 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands
 from featuremill.step import Ahead, Command, Name, Problems, Product, Project, refused
 from featuremill.steps.transfer.section import KEY as KEY
+from featuremill.steps.transfer.section import KEYS
 from featuremill.steps.transfer.section import TABLE as TABLE
 from featuremill.steps.transfer.section import Transfer as Transfer
 
@@ -22,7 +23,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "search": Command(
         "find the records nearest to a sequence or to another record",
-        "featuremill.steps.transfer.search.command",
+        "featuremill.steps.transfer.search",
     ),
     "transfer": Command(
         "assign each record the label of its nearest labelled records",
@@ -30,11 +31,9 @@ COMMANDS = {
     ),
     "verify": Command(
         "check the digests and counts of results, and recompute some records",
-        "featuremill.steps.transfer.verify.command",
+        "featuremill.steps.transfer.verify",
     ),
 }
-
-
 SECTION = dict[Name, Transfer]
 
 
@@ -83,7 +82,7 @@ def problems_of_files(sections: Mapping[str, Transfer], project: Project) -> Pro
 
 def problems_of_records(sections: Mapping[str, Transfer], project: Project) -> Problems:
     """Yield errors of tables of which no label belongs to a record."""
-    from featuremill.steps.transfer.write import labelled
+    from featuremill.steps.transfer.command import labelled
 
     for name, section in sections.items():
         *_, folder = features_of(section, project)
@@ -118,7 +117,7 @@ def products(sections: Mapping[str, Transfer], project: Project) -> Sequence[Pro
             name,
             project,
             [section.labels, *(f"{run}/manifest.json" for run in features_of(section, project))],
-            section.model_dump(exclude={"labels", "of", "reference"}),
+            section.model_dump(include={*KEYS}),
         )
         for name, section in sections.items()
     ]

@@ -10,6 +10,8 @@ from featuremill.kit.tables import Table, words_of
 from featuremill.step import Section
 
 KEY = "transfer"
+KEYS = ("column", "id_column", "group", "vectors", "k", "metric")
+"""Keys of a section that are also options of `featuremill transfer`."""
 TABLE = Table(KEY, ".tsv", ".missing.tsv", ("transferred", "without"))
 
 
@@ -50,4 +52,4 @@ class Transfer(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill transfer`."""
-        return words_of(self.model_dump(exclude={"labels", "of", "reference"}))
+        return words_of(self.model_dump(include={*KEYS}))

@@ -51,7 +51,7 @@ def records(section: SECTION, project: Project) -> Mapping[str, str]:  # noqa: A
 
 def records_now(section: SECTION, project: Project, folder: Path) -> Mapping[str, Path]:
     """Return the files of fragments by kind; translate into `folder` if they are missing or old."""
-    from featuremill.steps.translate.write import translate
+    from featuremill.steps.translate.command import translate
 
     new, existing = folder / KEY, Path(folder_of(project))
     inputs = [Path(path) for path in project.inputs]

@@ -21,6 +21,24 @@ from featuremill.steps.heads import charts, page
 from featuremill.steps.verdicts.contigs import RULES, STATUSES, Counts, Judged, Trained
 from featuremill.steps.verdicts.predictions import Scored
 
+TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
+MOST_POINTS = 200
+"""The most fragments of a contig that are drawn; more would overlap."""
+MOST_ROWS = 10_000
+"""The most contigs in the page's table; verdicts.tsv has all."""
+MEANING = {
+    "max": "A contig's score is the highest of its fragments', and the highest of many is high by "
+    "chance alone. So it is no probability for the contig, and a long contig gets a higher one "
+    "than a short one.",
+    "mean": "A contig's score is the mean of its fragments'. It is no probability for the contig: "
+    "its fragments are not independent of each other.",
+}
+"""A caution about the scores of contigs, by rule."""
+MOST_TEXT = 30
+MOST_PIXELS = 300
+"""The largest width of a contig's name, in pixels."""
+ROW_PIXELS = 34
+
 
 class Brief(NamedTuple):
     """The summary of a finished run."""
@@ -52,25 +70,6 @@ def brief(folder: Path, page_folder: Path) -> Brief:
         text.duration(seconds),
         failed_groups(listed).groups if listed.exists() else (),
     )
-
-
-TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
-MOST_POINTS = 200
-"""The most fragments of a contig that are drawn; more would overlap."""
-MOST_ROWS = 10_000
-"""The most contigs in the page's table; verdicts.tsv has all."""
-MEANING = {
-    "max": "A contig's score is the highest of its fragments', and the highest of many is high by "
-    "chance alone. So it is no probability for the contig, and a long contig gets a higher one "
-    "than a short one.",
-    "mean": "A contig's score is the mean of its fragments'. It is no probability for the contig: "
-    "its fragments are not independent of each other.",
-}
-"""A caution about the scores of contigs, by rule."""
-MOST_TEXT = 30
-MOST_PIXELS = 300
-"""The largest width of a contig's name, in pixels."""
-ROW_PIXELS = 34
 
 
 class Span(NamedTuple):

@@ -55,9 +55,6 @@ GETTING_DNA = (
 )
 ANY_NUMBER = 10**9
 """The number of fragments that may fail: unlimited."""
-log = logging.getLogger("featuremill.virnucpro")
-
-
 WITHOUT_EFFECT = {
     "--resume": "every call continues where the last one ended",
     "--esm-batch-size --dnabert-batch-size --batch-size -b N": "batches are as large as the "
@@ -74,6 +71,7 @@ WITHOUT_EFFECT = {
     "--no-progress": "--quiet is silent",
 }
 """Flags of VirNucPro that are accepted, some with a value N, and why they have no effect."""
+log = logging.getLogger("featuremill.virnucpro")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -231,7 +229,7 @@ def _config_for(args: argparse.Namespace) -> dict[str, Any]:
             "flags: featuremill virnucpro --help lists them."
         )
     run = {"device": _device(args), "outputs": "parquet", "max_failed": ANY_NUMBER}
-    name_of_weights(args.esm, "esm2")  # refuses a name that is none
+    name_of_weights(args.esm, "esm2")  # raises UserError for an unknown name
     refuse_missing_weights(args.esm, "esm2")
     is_path = is_path_of_weights(args.esm, "esm2")
     dtype = {"dtype": args.dtype}

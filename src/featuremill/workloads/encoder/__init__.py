@@ -7,6 +7,7 @@ AMPLIFY and gLM2 (`architectures`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,10 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES as ATTRIBUTES
+from featuremill.workload.networks import ONE_TOKEN as ONE_TOKEN
+from featuremill.workload.networks import audited as audited
+from featuremill.workload.networks import batch_cost as batch_cost
 from featuremill.workloads.encoder import (
     architectures,
     contigs,
@@ -27,10 +31,9 @@ from featuremill.workloads.encoder import (
     pairs,
     structures,
     texts,
-    tracing,
-    vocabulary,
 )
-from featuremill.workloads.encoder.options import Options
+from featuremill.workloads.encoder.limits import opened, settled
+from featuremill.workloads.encoder.options import Options as Options
 from featuremill.workloads.esm2 import folder as esm2_folder
 
 if TYPE_CHECKING:
@@ -42,40 +45,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.encoder.loader import Encoder
     from featuremill.workloads.encoder.padding import Group
     from featuremill.workloads.encoder.vocabulary import Vocabulary
-
-__all__ = [
-    "ATTRIBUTES",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "ONE_TOKEN",
-    "PRECISION",
-    "READS_PICKLES",
-    "REASONS",
-    "REMEDIES",
-    "VERSION",
-    "VERSIONS_OF",
-    "Options",
-    "audited",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "hooks",
-    "load",
-    "memory_mb",
-    "num_vectors",
-    "options_of_model",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "spans",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-]
 
 VERSION = "4"
 COST_UNIT = "tokens"
@@ -94,16 +63,10 @@ REASONS = (
     *contigs.REASONS,
     *pairs.REASONS,
 )
-USUAL_TOKENS = 1024
-"""The default token limit if positions and config set none, and the authors truncate records."""
-MOST_TOKENS = 4096
-"""The largest default token limit for tokens of any length."""
-NO_BASES = b"EFILPQ"
-"""Letters of residues that are not IUPAC codes of bases."""
-PAIRING = ("bert", "t5")
-"""Model types of networks for pairs of chains; the token that ends a sequence separates them."""
 NUM_SPECIAL = 2
 """Number of special tokens in the cost of a record."""
+NOT_POOLED = ("tokens", "residues", "last")
+"""The kinds of columns that are hidden states without pooling."""
 
 
 class Model(NamedTuple):
@@ -133,33 +96,12 @@ class Result(NamedTuple):
     batch: Batch
 
 
-def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
-    facts = architectures.facts_of(folder)
-    # Authors of T5s for proteins replace U, Z, O and B by X, except Ankh's, whose T5 is gated.
-    passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
-    kind, is_causal = facts.config["model_type"], facts.architecture.is_causal
-    words = vocabulary.load(folder, kind, options.prefix, passes_rare, is_causal, options.chat)
-    if words.size > int(facts.config.get("vocab_size") or words.size):
-        raise UserError(
-            f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
-            f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
-        )
-    if options.alphabet == "contigs" and words.has_small_bases:
-        strands = [vocabulary.load(folder, kind, prefix).first for prefix in ("<+>", "<->")]
-        ids = {byte: id for byte, (id,) in zip(joined.STRANDS, strands, strict=True)}
-        words = joined.with_joints(words._replace(first=()), ids)
-    reads_pairs = kind in PAIRING and words.is_by_letter and not words.is_of_structure
-    if options.paired and reads_pairs:
-        words = joined.with_joints(words, {joined.BETWEEN[0]: words.last[-1]})
-    return facts, words
-
-
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the records of `inputs`. Records that are truncated, or have letters that the
     vocabulary lacks, get a note. Records too long or too short for the network are refused."""
     folder = place_of(options.model)
-    facts, words = _opened(folder, options)
-    options = _settled(options, folder, facts, words)
+    facts, words = opened(folder, options)
+    options = settled(options, folder, facts, words)
     if options.alphabet == "texts":
         yield from texts.read(inputs, options, words, facts.trained_tokens)
         return
@@ -248,115 +190,17 @@ def weights(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Return options with the dtype for `device`, layers from 0, and the network's limits."""
     assert weights is not None
-    facts, words = _opened(weights.path, options)
+    facts, words = opened(weights.path, options)
     if "cls" in options.pools and not words.has_first:
         raise UserError(
             f"options.pool: a {facts.architecture.name} has no special token at the beginning; "
             "take mean."
         )
-    settled = {
+    own = {
         "layers": networks.layers_from_0(options.layers, facts.num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
-    return _settled(options, weights.path, facts, words).model_copy(update=settled)
-
-
-def _settled(options: Options, folder: Path, facts: Facts, words: Vocabulary) -> Options:
-    """Return `options` with the limits of the network in `folder`.
-
-    Raises:
-        UserError: if the network does not support an option.
-    """
-    _refuse_other_alphabet(words, options.alphabet, folder)
-    if options.structures and not words.with_structure:
-        raise UserError(
-            f"options.structures: the vocabulary in {folder} has no letters of structure; leave "
-            "structures out, or give a SaProt."
-        )
-    if joined.joints_of(options) and not words.joints:
-        option, what, model = "alphabet", "contigs", "a gLM2"
-        if options.paired:
-            option, what, model = "paired", "pairs of chains", "an IgBert or IgT5"
-        raise UserError(
-            f"options.{option}: the network in {folder} reads no {what}; give {model}, or leave "
-            "that out."
-        )
-    if options.regions and not words.is_by_letter:
-        raise UserError(
-            f"options.regions: the tokens of the vocabulary in {folder} are no single letters, so "
-            "no stretch of letters has vectors of its own; leave regions out."
-        )
-    most = facts.max_tokens
-    is_by_token = _is_by_token(facts, words, options, folder)
-    if options.max_tokens and most is not None and options.max_tokens > most:
-        raise UserError(
-            f"options.max_tokens: this network has positions for {most:,} tokens; give at most "
-            "that."
-        )
-    if options.max_tokens and options.max_tokens <= words.num_special:
-        raise UserError(
-            f"options.max_tokens: {options.max_tokens} leave no token of a record beside the "
-            f"{words.num_special} special ones; give more."
-        )
-    if options.long == "full" and most is not None:
-        raise UserError(
-            f"options.long: this network has positions for {most:,} tokens only; set long: "
-            "truncate or refuse."
-        )
-    usual = most or facts.trained_tokens or USUAL_TOKENS
-    long, most_letters, most_tokens = options.long, options.max_residues, options.max_tokens
-    if facts.architecture.is_whole and most_letters is None and not is_by_token:
-        if long == "refuse":
-            raise UserError(
-                "options.long: refuse: this network takes records of any length; give max_residues "
-                "with it, or leave long out."
-            )
-        long = "full"
-    if long != "full" and is_by_token:
-        most_tokens = most_tokens or min(usual, MOST_TOKENS)
-    elif long != "full":
-        most_letters = most_letters or words.letters_in(usual)
-    settled = {
-        "long": long,
-        "max_residues": most_letters,
-        "max_tokens": most_tokens,
-        "letters_per_token": options.letters_per_token or words.letters_per_token,
-    }
-    return options.model_copy(update=settled)
-
-
-def _is_by_token(facts: Facts, words: Vocabulary, options: Options, folder: Path) -> bool:
-    """Return whether the length of a record is its number of tokens, which have any length.
-
-    Raises:
-        UserError: if it is not, but an option needs it.
-    """
-    if words.is_learned and (options.alphabet == "texts" or facts.architecture.is_causal):
-        return True
-    option, remedy = "max_tokens", "set max_residues"
-    if options.alphabet == "texts":
-        option, remedy = "alphabet", "give a network with a tokenizer.json for texts"
-    elif options.max_tokens is None:
-        return False
-    raise UserError(
-        f"options.{option}: the vocabulary in {folder} is of letters or k-mers; {remedy}."
-    )
-
-
-def _refuse_other_alphabet(words: Vocabulary, alphabet: str, folder: Path) -> None:
-    """Raise UserError if the vocabulary is of residues and the alphabet of bases, or vice versa."""
-    has_residues = set(NO_BASES) <= set(words.letters.upper())
-    if alphabet == "proteins" and not has_residues:
-        raise UserError(
-            f"options.alphabet: proteins: the vocabulary in {folder} lacks residues, as a network "
-            "of nucleotides does; set alphabet: nucleotides, or give a network of proteins."
-        )
-    is_of_residues = has_residues and words.is_by_letter and not words.has_small_bases
-    if alphabet == "nucleotides" and is_of_residues:
-        raise UserError(
-            f"options.alphabet: nucleotides: the vocabulary in {folder} is of residues, so A, C, G "
-            "and T would be amino acids; set alphabet: proteins, or give a network of nucleotides."
-        )
+    return settled(options, weights.path, facts, words).model_copy(update=own)
 
 
 def caution(options: Options) -> str:
@@ -374,22 +218,52 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     from featuremill.workload.arrays import layer_columns
 
     assert weights is not None
-    facts, words = _opened(weights.path, options)
+    facts, words = opened(weights.path, options)
     each = "residues" if words.is_by_letter else "tokens"
     return layer_columns(options, facts.width, each)
 
 
 def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
     """Return the TransformerLens hook of the hidden states in each column of resolved `options`;
-    None for a network that is no language model."""
-    return tracing.hooks(options, architectures.facts_of(weights.path))
+    None for a network that is no language model.
+
+    State 0 is the input of the first block, and state n the output of block n - 1. The last state
+    includes the final norm, so it has no hook.
+    """
+    facts = architectures.facts_of(weights.path)
+    if not facts.architecture.is_causal:
+        return None
+    hook_of: dict[str, str] = {}
+    for layer in map(int, options.layers):
+        if layer < facts.num_layers:
+            block = f"{layer - 1}.hook_resid_post" if layer else "0.hook_resid_pre"
+            hook_of |= {f"{kind}_layer_{layer}": f"blocks.{block}" for kind in NOT_POOLED}
+    return hook_of
 
 
 def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
-    """Return the bytes of a payload that each vector of a token represents; None if tokens are
-    k-mers. `options` are resolved."""
-    _, words = _opened(weights.path, options)
-    return tracing.spans(payload, options, words, weights.path)
+    """Return the bytes of a payload that each vector of a token represents; None for k-mers, or if
+    the chat template changes tokens of the text. `options` are resolved."""
+    _, words = opened(weights.path, options)
+    if words.is_by_letter:
+        places = joined.places(parts_of(payload), options)
+        return [slice(at, at + 1) for at in places]
+    if not words.is_learned:
+        return None
+    from tokenizers import Tokenizer
+
+    text = payload[: options.max_residues].decode("utf-8")
+    ends = [0, *accumulate(len(letter.encode()) for letter in text)]
+    tokenizer = Tokenizer.from_file(str(weights.path / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    offset = len(text) - len(text.lstrip()) if options.chat else 0
+    encoded = tokenizer.encode(text.strip() if options.chat else text, add_special_tokens=False)
+    if options.chat and encoded.ids != words.own(payload).tolist():
+        return None  # the template changes tokens
+    most = options.max_tokens - words.num_special if options.max_tokens else None
+    offsets = [(offset + begin, offset + end) for begin, end in encoded.offsets[:most]]
+    return [slice(ends[begin], ends[end]) for begin, end in offsets]
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
@@ -438,7 +312,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     from featuremill.workloads.encoder import loader
 
     assert weights is not None
-    facts, words = _opened(weights.path, options)
+    facts, words = opened(weights.path, options)
     short, long = loader.examples(words, options.alphabet)
     encoder = loader.load(options, devices, weights.path, options.dtype, long)
     loader.check_padding(encoder, words, short, long, options.dtype)

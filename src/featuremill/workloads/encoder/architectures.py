@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of, refuse_adapter
-from featuremill.workloads.encoder import decoders
+from featuremill.workloads.encoder import causal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,10 +102,10 @@ def _causal(model_type: str) -> Architecture:
         model_type,
         "",
         (),
-        positions=decoders.positions,
-        trained=decoders.trained,
-        plain=decoders.plain,
-        is_gated=model_type not in decoders.NOT_GATED,
+        positions=causal.positions,
+        trained=causal.trained,
+        plain=causal.plain,
+        is_gated=model_type not in causal.NOT_GATED,
         is_causal=True,
     )
 
@@ -160,7 +160,7 @@ KNOWN = {
     known.name: known
     for known in (
         *(BERT, ESM, T5, MODERNBERT, MOSAIC, AMPLIFY, GLM2),
-        *map(_causal, decoders.KNOWN),
+        *map(_causal, causal.KNOWN),
     )
 }
 UNSUPPORTED = ("e1", "esm3", "evo", "evo2", "stripedhyena")
@@ -256,7 +256,7 @@ def _why_not(config: Mapping[str, Any]) -> str:
         return "an ESM C, which is computed by workload: esmc"
     if name in UNSUPPORTED:
         return f"and its network is in its authors' package alone; {own}"
-    reason = decoders.why_not(config)
+    reason = causal.why_not(config)
     if reason is None:
         return f"and known ones are {', '.join(KNOWN)}, and transformers' causal networks"
     return reason and f"{reason}; give a causal one, or one of {', '.join(KNOWN)}"

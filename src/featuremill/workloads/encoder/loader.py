@@ -34,7 +34,7 @@ from featuremill.workload.hugging_face import (
 )
 from featuremill.workload.networks import LayerOptions
 from featuremill.workload.spread import Copies
-from featuremill.workloads.encoder import causal, decoders, mosaicbert, padding, swiglu, t5
+from featuremill.workloads.encoder import causal, mosaicbert, padding, swiglu, t5
 from featuremill.workloads.encoder.architectures import (
     ESM,
     GATED_SIGN,
@@ -210,7 +210,7 @@ def _filled(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> torch.
     name = facts.architecture.name
     try:
         if facts.architecture.is_causal:
-            network, problems = causal.filled(decoders.of_text(config_of(folder)), tensors)
+            network, problems = causal.filled(causal.of_text(config_of(folder)), tensors)
         else:
             network, problems = _fitted(folder, facts, tensors)
     except UserError:

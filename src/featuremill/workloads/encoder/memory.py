@@ -1,6 +1,6 @@
 """Estimate the memory of an encoder from its config and the tokens of a batch.
 
-Imports no torch, except for a causal network that is not KNOWN in `decoders`.
+Imports no torch, except for a causal network that is not KNOWN in `causal`.
 tests/test_encoder_workload.py compares the estimates with measured peaks on a CPU.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.workload import Weights
-from featuremill.workloads.encoder import decoders, t5
+from featuremill.workloads.encoder import causal, t5
 from featuremill.workloads.encoder.architectures import config_of, facts_of
 from featuremill.workloads.encoder.options import Options
 
@@ -26,7 +26,7 @@ SLACK = 1.1
 CPU_PROCESS_MB = 500
 """Measured memory of Python, torch, transformers and buffers of the matrix library."""
 CUDA_PROCESS_MB = 750
-"""Measured memory of the CUDA context and kernels, on an H200 (`workloads/esm2/memory.py`)."""
+"""Measured memory of the CUDA context and kernels, on an H200 (`workloads/esm2/estimates.py`)."""
 
 
 class Size(NamedTuple):
@@ -76,10 +76,8 @@ def size_of_config(folder: Path) -> Size:
     others = facts.width * (embedded + 4 * facts.num_layers)
     has_softcap = bool(config.get("attn_logit_softcapping"))
     num_inner = 2 + is_gated
-    if facts.architecture.is_causal and name not in decoders.KNOWN:
-        from featuremill.workloads.encoder import causal
-
-        counted = causal.counted(decoders.of_text(config_of(folder)))
+    if facts.architecture.is_causal and name not in causal.KNOWN:
+        counted = causal.counted(causal.of_text(config_of(folder)))
         products, others = counted.products, counted.others
         has_softcap |= counted.has_all_scores
         inner = int(config.get("moe_intermediate_size") or inner)

@@ -5,7 +5,7 @@ Shape legend: N sequences of a batch, B of a group, T tokens of its longest, E w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -128,19 +128,30 @@ def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> l
     values = []
     for layer in options.layers:
         hidden_BTE = hidden[layer] if group.rows is None else hidden[layer][group.rows]
-        for pool in options.pools:
-            if pool == "cls":
-                values.append(hidden_BTE[:, 0])
-            elif pool == "last":
-                values.append(_last(hidden_BTE, group.is_token_BT))
-            elif pool == "mean_all":
-                mask_BT = group.is_token_BT if group.rows is None else group.is_all_BT
-                values.append(_mean(hidden_BTE, mask_BT))
-            else:
-                values.append(OVER_OWN[pool](hidden_BTE, group.is_own_BT))
+        values += [_pooled(hidden_BTE, group, pool) for pool in options.pools]
         if options.per_residue:
             values.append(hidden_BTE[group.is_own_BT].to(OUTPUT_DTYPES[options.output_dtype]))
     return values
+
+
+def _pooled(hidden_BTE: Tensor, group: Group, pool: str) -> Tensor:
+    """Return the vector of each sequence or region: `mean`, `max` and `std` (of the population) are
+    over its own tokens, `last` is the last token before padding."""
+    if pool == "cls":
+        return hidden_BTE[:, 0]
+    if pool == "last":
+        if group.is_token_BT is None:
+            return hidden_BTE[:, -1]
+        return hidden_BTE[torch.arange(len(hidden_BTE)), group.is_token_BT.sum(1) - 1]
+    if pool == "mean_all":
+        return _mean(hidden_BTE, group.is_token_BT if group.rows is None else group.is_all_BT)
+    if pool == "max":
+        return hidden_BTE.masked_fill(~group.is_own_BT.unsqueeze(-1), -torch.inf).amax(1)
+    mean_BE = _mean(hidden_BTE, group.is_own_BT)
+    if pool == "mean":
+        return mean_BE
+    off_BTE = hidden_BTE - mean_BE.unsqueeze(1)
+    return _mean(off_BTE.square(), group.is_own_BT).sqrt()
 
 
 def _mean(hidden_BTE: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -149,30 +160,6 @@ def _mean(hidden_BTE: Tensor, mask_BT: Tensor | None) -> Tensor:
         return hidden_BTE.mean(1)
     weights_BT1 = mask_BT.unsqueeze(-1).float()
     return (hidden_BTE * weights_BT1).sum(1) / weights_BT1.sum(1)
-
-
-def _last(hidden_BTE: Tensor, is_token_BT: Tensor | None) -> Tensor:
-    """Return the vector of the last token before padding."""
-    if is_token_BT is None:
-        return hidden_BTE[:, -1]
-    return hidden_BTE[torch.arange(len(hidden_BTE)), is_token_BT.sum(1) - 1]
-
-
-def _max(hidden_BTE: Tensor, mask_BT: Tensor) -> Tensor:
-    return hidden_BTE.masked_fill(~mask_BT.unsqueeze(-1), -torch.inf).amax(1)
-
-
-def _std(hidden_BTE: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the population standard deviation over the tokens in the mask."""
-    off_BTE = hidden_BTE - _mean(hidden_BTE, mask_BT).unsqueeze(1)
-    return _mean(off_BTE.square(), mask_BT).sqrt()
-
-
-OVER_OWN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mean": _mean,
-    "max": _max,
-    "std": _std,
-}
 
 
 def in_order(

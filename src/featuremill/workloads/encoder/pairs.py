@@ -61,8 +61,11 @@ def read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         return map(partial(_of_row, names), rows(inputs, options))
     if options.chain_column:
         names = (options.chain_column, options.sequence_column)
-        return _of_files(map(partial(_chain_by_column, names), rows(inputs, options)))
-    return _of_files(map(_chain_by_id, sequences(inputs, options)))
+        chains = map(partial(_chain_by_column, names), rows(inputs, options))
+    else:
+        chains = map(_chain_by_id, sequences(inputs, options))
+    by_file = groupby(chains, lambda each: each.record.source)
+    return (pair for _, of_file in by_file for pair in _of_chains(of_file))
 
 
 def _of_row(names: Sequence[str], record: Record) -> Record:
@@ -103,11 +106,6 @@ def _chain_by_id(record: Record) -> Chain:
         return Chain(match["id"], HEAVY if match["heavy"] else LIGHT, record)
     reason = record.reason or NO_CHAIN.reason(clipped(record.id))
     return Chain(record.id, "", record._replace(reason=reason))
-
-
-def _of_files(chains: Iterator[Chain]) -> Iterator[Record]:
-    for _, of_file in groupby(chains, lambda chain: chain.record.source):
-        yield from _of_chains(of_file)
 
 
 def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:

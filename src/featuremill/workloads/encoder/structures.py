@@ -18,9 +18,9 @@ from featuremill.kit.ids import Matcher
 from featuremill.kit.reasons import EMPTY, Kind, kind_of
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
-from featuremill.workloads.encoder import fasta, foldseek, plddt
+from featuremill.workloads.encoder import fasta, structure_files
 from featuremill.workloads.encoder.options import StructureOptions
-from featuremill.workloads.encoder.plddt import Plddt
+from featuremill.workloads.encoder.structure_files import Plddt
 
 __all__ = ["NOT_KNOWN", "REASONS", "added", "clean_pairs", "pairs", "read"]
 LETTERS = "acdefghiklmnpqrstvwy"
@@ -55,7 +55,7 @@ OTHER_RESIDUES = Kind(
     "The structure is of another sequence, of an isoform or of a mutant. Give the structure's own "
     "sequence, or take the structure out of the file, and then each residue gets #.",
 )
-REASONS = (OTHER_LENGTH, TWO, NOT_3DI, OTHER_RESIDUES, plddt.NO_PLDDT)
+REASONS = (OTHER_LENGTH, TWO, NOT_3DI, OTHER_RESIDUES, structure_files.NO_PLDDT)
 
 
 def clean(letters: str, alphabet: str = LETTERS + NONE) -> Cleaned:
@@ -132,7 +132,7 @@ def read(options: StructureOptions, id_column: str) -> Structures:
     letters_of: dict[str, bytes] = {}
     lines: dict[str, int] = {}
     residues: dict[str, bytes] = {}
-    is_descriptor = foldseek.takes(path)
+    is_descriptor = structure_files.is_descriptor(path)
     if is_descriptor:
         records = _of_descriptor(path, residues)
     else:
@@ -150,14 +150,14 @@ def read(options: StructureOptions, id_column: str) -> Structures:
             raise UserError(
                 f"{path}:{record.line}: {clipped(record.id)!r} has two structures; drop one."
             )
-    also = foldseek.also_called(
-        name for name in letters_of if is_descriptor or foldseek.named(name).suffix
+    also = structure_files.also_called(
+        name for name in letters_of if is_descriptor or structure_files.named(name).suffix
     )
     known = None
     if options.plddt_folder or options.plddt_column:
         texts: Mapping[str, str] = {}
         if options.plddt_column:
-            texts = plddt.of_column(path, options, table.id_column)
+            texts = structure_files.plddt_of_column(path, options, table.id_column)
         known = Plddt(options, texts)
     return Structures(path, letters_of, lines, residues, also, known)
 
@@ -165,7 +165,7 @@ def read(options: StructureOptions, id_column: str) -> Structures:
 def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:
     """Yield the chains of Foldseek's descriptor; add their residues to `residues`."""
     make = maker(clean)
-    for chain in foldseek.read(path):
+    for chain in structure_files.chains(path):
         if len(chain.residues) != len(chain.letters):
             raise UserError(
                 f"{path}:{chain.line}: {clipped(chain.name)!r} has {len(chain.residues):,} "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from featuremill.kit.errors import UserError
 from featuremill.workload import RecordFailed
-from featuremill.workload.hugging_face import json_of
-from featuremill.workloads.encoder import chat, spiece, structures
+from featuremill.workloads.encoder import chat, structures, vocabulary_files
+from featuremill.workloads.encoder.vocabulary_files import Files
 
 __all__ = ["Vocabulary"]
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -34,6 +34,7 @@ SPECIAL = re.compile(r"[<\[].*[>\]]")
 AS_X = bytes.maketrans(b"UZOB", b"XXXX")
 """The replacement of rare residues by the authors of ProtBERT and of T5s for proteins."""
 BASES = "ACGT"
+DIGITS = str.maketrans(BASES, "0123")
 GLM2_TOKENS = (
     *("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", *"atcg"),
     *("<+>", "<->", "<mask>", "<sep>"),
@@ -148,7 +149,7 @@ def load(
     Raises:
         UserError: if there is no vocabulary, or it cannot be read.
     """
-    files = _read(folder, GLM2_TOKENS if model_type == "gLM2" else ())
+    files = vocabulary_files.read(folder, GLM2_TOKENS if model_type == "gLM2" else ())
     plain = {token: id for token, id in files.ids.items() if not SPECIAL.fullmatch(token)}
     if all(token.startswith(WORD_START) for token in plain if len(token) > 1):
         starts = {token for token in plain if token.startswith(WORD_START)}
@@ -175,7 +176,9 @@ def load(
         own = _overlapping_kmers(plain, k, unknown)
         letters = BASES.encode()
         return make(own, 1, least_letters=k, is_by_letter=False, letters=letters)
-    if plain and all(map(_has_structure, plain)):
+    if plain and all(
+        len(token) == 2 and (token[1] == NO_STRUCTURE or token[1].islower()) for token in plain
+    ):  # each token is a residue with its letter of structure, as in SaProt
         with_structure = _letters_and_structure(plain, unknown)
         known = {token[0] for token in plain}
 
@@ -202,77 +205,6 @@ def load(
     return _in_chat(words, folder) if in_chat else words
 
 
-class _Files(NamedTuple):
-    """The content of a folder's vocabulary files."""
-
-    ids: Mapping[str, int]
-    around: tuple[Sequence[str], Sequence[str]] | None = None
-    """The special tokens before and after a sequence; None if no file defines them."""
-    tokenizer: Path | None = None
-    has_end: bool = True
-    """Whether sequences end with a special token: false if eos_token is null."""
-
-
-def _read(folder: Path, known: Sequence[str]) -> _Files:
-    """Return the content of the vocabulary files in `folder`; the `known` tokens without any."""
-    fast, plain, pieces = (
-        folder / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")
-    )
-    if fast.is_file():
-        return _read_fast(fast)
-    if plain.is_file():
-        tokens = [line.strip() for line in plain.read_text("utf-8").splitlines()]
-    elif pieces.is_file():
-        tokens = spiece.read(pieces)
-    elif known:
-        tokens = list(known)
-    else:
-        raise UserError(
-            f"{folder}: there is no vocabulary in this folder; it needs a tokenizer.json, a "
-            "vocab.txt or a spiece.model."
-        )
-    ids = {token: id for id, token in reversed(list(enumerate(tokens)))}
-    added, settings = folder / "added_tokens.json", folder / "tokenizer_config.json"
-    if added.is_file():
-        ids |= {token: int(id) for token, id in json_of(added).items()}
-    config = json_of(settings) if settings.is_file() else {}
-    return _Files(ids, has_end=config.get("eos_token", "") is not None)
-
-
-def _read_fast(path: Path) -> _Files:
-    """Return the content of a tokenizer.json; this does not need the library tokenizers."""
-    content = json_of(path)
-    try:
-        words = content["model"]["vocab"]
-        if isinstance(words, list):  # Unigram: pairs of token and score, in the order of ids
-            words = {word: id for id, (word, _) in enumerate(words)}
-        added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
-        ids = dict(words) | added
-        around = _template(content.get("post_processor") or {})
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: this is not what the library tokenizers writes ({type(error).__name__}: "
-            f"{error}); save it anew."
-        ) from None
-    return _Files(ids, around, path)
-
-
-def _template(processor: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the special tokens that a tokenizer.json adds before and after a sequence."""
-    kind = processor.get("type")
-    if kind == "Sequence":
-        each = map(_template, processor["processors"])
-        return next((ends for ends in each if any(ends)), ([], []))
-    if kind in ("BertProcessing", "RobertaProcessing"):
-        return [processor["cls"][0]], [processor["sep"][0]]
-    if kind != "TemplateProcessing":
-        return [], []
-    parts = processor["single"]
-    index = next(number for number, part in enumerate(parts) if "Sequence" in part)
-    names = [part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part]
-    return names[:index], names[index:]
-
-
 def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
     for name in names:
         if name in ids:
@@ -282,7 +214,7 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
     )
 
 
-def _prefix(files: _Files, chosen: str, folder: Path) -> str:
+def _prefix(files: Files, chosen: str, folder: Path) -> str:
     """Return the token before each sequence that names its kind; "" if there is none.
 
     Raises:
@@ -298,7 +230,7 @@ def _prefix(files: _Files, chosen: str, folder: Path) -> str:
     return chosen or next((token for token in USUAL_PREFIXES if token in files.ids), "")
 
 
-def _around(files: _Files, model_type: str, prefix: str) -> tuple[Ends, Ends]:
+def _around(files: Files, model_type: str, prefix: str) -> tuple[Ends, Ends]:
     if files.around is None or model_type == "gLM2":  # gLM2's tokenizer adds no strand
         before, behind = map(list, USUAL_ENDS.get(model_type, (["<cls>"], ["<eos>"])))
         behind = behind if files.has_end else []
@@ -337,11 +269,6 @@ def _letters(plain: Mapping[str, int], unknown: int, rare_as_x: bool) -> Callabl
     return own
 
 
-def _has_structure(token: str) -> bool:
-    """Return whether a token is a residue with its letter of structure, as in SaProt."""
-    return len(token) == 2 and (token[1] == NO_STRUCTURE or token[1].islower())
-
-
 def _letters_and_structure(plain: Mapping[str, int], unknown: int) -> Callable[[bytes, bytes], Ids]:
     table = np.full((256, 256), unknown, np.int64)
     for structure in {token[1] for token in plain}:
@@ -364,7 +291,7 @@ def _overlapping_kmers(plain: Mapping[str, int], k: int, unknown: int) -> Callab
     table = np.full(4**k + 1, unknown, np.int64)
     for token, id in plain.items():
         if len(token) == k and not token.strip(BASES):
-            table[_number(token)] = id
+            table[int(token.translate(DIGITS), base=4)] = id
 
     def own(letters: bytes) -> Ids:
         codes = code[np.frombuffer(letters, np.uint8)]
@@ -375,13 +302,6 @@ def _overlapping_kmers(plain: Mapping[str, int], k: int, unknown: int) -> Callab
         return ids
 
     return own
-
-
-def _number(kmer: str) -> int:
-    number = 0
-    for base in kmer:
-        number = 4 * number + BASES.index(base)
-    return number
 
 
 def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:

@@ -11,12 +11,16 @@ from featuremill.inputs import proteins, regions
 from featuremill.inputs.letters import alike, parts_of
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, loading, networks
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
-from featuremill.workloads.esm2 import memory, tokens, triton_cache
+from featuremill.workload.networks import ATTRIBUTES as ATTRIBUTES
+from featuremill.workload.networks import ONE_TOKEN as ONE_TOKEN
+from featuremill.workload.networks import REMEDIES as REMEDIES
+from featuremill.workload.networks import audited as audited
+from featuremill.workload.networks import batch_cost as batch_cost
+from featuremill.workloads.esm2 import estimates, tokens, triton_cache
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
-from featuremill.workloads.esm2.embedding import embed
-from featuremill.workloads.esm2.options import Options
-from featuremill.workloads.esm2.work import unit_work
+from featuremill.workloads.esm2.embedding import embed as embed
+from featuremill.workloads.esm2.estimates import unit_work as unit_work
+from featuremill.workloads.esm2.options import Options as Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,46 +32,6 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.pooling import Places
     from featuremill.workloads.esm2.transfer import Transfer
-
-__all__ = [
-    "ATTRIBUTES",
-    "BYTES_ARE_LENGTHS",
-    "CHECKPOINTS",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "ONE_TOKEN",
-    "PRECISION",
-    "REASONS",
-    "REMEDIES",
-    "SPEED_OPTIONS",
-    "VERSION",
-    "VERSIONS_OF",
-    "WAYS",
-    "Options",
-    "audited",
-    "batch_cost",
-    "caution",
-    "collect",
-    "cost",
-    "embed",
-    "load",
-    "loaded_mb",
-    "memory_mb",
-    "num_vectors",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "start_ahead",
-    "unit_work",
-    "ways",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-    "with_options",
-]
 
 VERSION = "2"
 VERSIONS_OF = ("fair-esm",)
@@ -164,23 +128,25 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def weights_ahead(options: Options) -> Weights:
     """Return the name and sizes of the model before its conversion."""
-    return memory.weights_ahead(options.model)
+    return estimates.weights_ahead(options.model)
 
 
 def weights_mb(weights: Weights) -> float:
     """Return the size of the converted weights in MiB."""
-    return memory.model_of(weights).file_bytes / 2**20
+    return estimates.model_of(weights).file_bytes / 2**20
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
     """Return the estimated peak in MiB; `options` are resolved, `batch_cost` is tokens."""
-    return memory.estimate_mb(memory.model_of(weights), device.kind, options.dtype, batch_cost)
+    return estimates.estimate_mb(
+        estimates.model_of(weights), device.kind, options.dtype, batch_cost
+    )
 
 
 def loaded_mb(options: Options, device: Device, weights: Weights) -> float:
     """Return the size of the loaded weights alone, in MiB."""
-    model = memory.model_of(weights)
-    return memory.weights_bytes(model, device.kind, options.dtype) / 2**20
+    model = estimates.model_of(weights)
+    return estimates.weights_bytes(model, device.kind, options.dtype) / 2**20
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
@@ -194,10 +160,10 @@ def num_vectors(payload: bytes, options: Options) -> int:
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return the methods for attention, products and the rest on `device`, and the dtype."""
-    from featuremill.workloads.esm2 import probe
+    from featuremill.workloads.esm2 import fallbacks
     from featuremill.workloads.esm2.architecture import ESM2
 
-    return dict(zip(WAYS, probe.ways(device, weights, ESM2, load), strict=True))
+    return dict(zip(WAYS, fallbacks.ways(device, weights, ESM2, load), strict=True))
 
 
 def start_ahead(devices: Sequence[Device]) -> None:

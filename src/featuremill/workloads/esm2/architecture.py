@@ -1,4 +1,5 @@
-"""Differences between the networks that the engine computes: ESM-2, ESM C, ESM-1b, ESM-1v, SaProt.
+"""Differences between the networks that the engine computes: ESM-2, ESM C, ESM-1b, ESM-1v, SaProt;
+their sizes, and the published ESM-2.
 
 All are pre-LayerNorm transformers. ESM-1b and ESM-1v have learned position embeddings; in our file
 of weights their rotary frequencies are zeros, which rotate by nothing. Missing biases are zeros
@@ -106,3 +107,24 @@ def sizes_of(metadata: Mapping[str, str]) -> Sizes:
         width,
         int(metadata.get("feed_forward", 4 * width)),
     )
+
+
+class Published(NamedTuple):
+    """An ESM-2 on Meta's server."""
+
+    num_layers: int
+    width: int
+    num_heads: int
+    dtype: str
+    gigabytes: float
+    """The approximate size of its checkpoint in GB."""
+
+
+PUBLISHED = {
+    "esm2_t6_8M_UR50D": Published(6, 320, 20, "float32", 0.03),
+    "esm2_t12_35M_UR50D": Published(12, 480, 20, "float32", 0.14),
+    "esm2_t30_150M_UR50D": Published(30, 640, 20, "float32", 0.6),
+    "esm2_t33_650M_UR50D": Published(33, 1280, 20, "float32", 2.6),
+    "esm2_t36_3B_UR50D": Published(36, 2560, 40, "float16", 5.7),
+    "esm2_t48_15B_UR50D": Published(48, 5120, 40, "float16", 30.3),
+}

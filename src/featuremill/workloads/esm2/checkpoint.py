@@ -15,21 +15,23 @@ from featuremill.workloads.esm2.architecture import (
     ESM2,
     ESM_1B,
     ESM_1V,
+    PUBLISHED,
     SAPROT,
     Architecture,
     Sizes,
 )
-from featuremill.workloads.esm2.catalogue import PUBLISHED
 from featuremill.workloads.esm2.conversion import (
     Checkpoint,
+    Opened,
     check_tensors,
     num_layers,
     number,
+    open_checkpoint,
+    refusal,
     refuse_other_sizes,
     width_of,
 )
 from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind, unlike
-from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 
 __all__ = ["read"]
 HEADS_OF_SHAPE = {(model.num_layers, model.width): model.num_heads for model in PUBLISHED.values()}

@@ -24,7 +24,7 @@ from featuremill.workload.spread import DIRECT, dealt, each_tensor, on_device
 from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.attention import Backend
-from featuremill.workloads.esm2.fallbacks import Fallbacks, Weights, fault_of, fault_of_copies
+from featuremill.workloads.esm2.fallbacks import Fallbacks, LinearWeights, fault_of, fault_of_copies
 from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 from featuremill.workloads.esm2.layout import FIRST_NORM, POSITIONS
 from featuremill.workloads.esm2.matmul import Product
@@ -150,7 +150,7 @@ class Encoder:
             **products,
         )
 
-    def _exact(self, get: Get, number: int, device: torch.device) -> Weights:
+    def _exact(self, get: Get, number: int, device: torch.device) -> LinearWeights:
         """Return the weights of a layer's linear layers in fp32, for tests."""
         exact = {}
         for name in PRODUCTS:

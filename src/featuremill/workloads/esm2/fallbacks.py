@@ -13,12 +13,15 @@ outputs and inputs, S rows of a sample.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from featuremill.kit import environment
@@ -30,16 +33,19 @@ from featuremill.kit.errors import (
     is_out_of_memory,
 )
 from featuremill.kit.text import listed
-from featuremill.workload import loading, spread
+from featuremill.workload import Device, Weights, loading, networks, spread
 from featuremill.workload.spread import Copies
 from featuremill.workloads.esm2 import attention, kernels, matmul, packing
+from featuremill.workloads.esm2.architecture import Architecture, Sizes, sizes_of
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.kernels import Kernels, reference
+from featuremill.workloads.esm2.layout import FAIR_ESM, FREQUENCIES, entries
 from featuremill.workloads.esm2.matmul import Product, Stream
+from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.stages import Layer, Stage
 
-__all__ = ["Fallbacks"]
+__all__ = ["Fallbacks", "ways"]
 LENGTHS = (3, 70, 1, 200)
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 """The largest relative L2 error of an operation, by dtype."""
@@ -77,9 +83,11 @@ WORDS = {
     "direct": "direct",
 }
 """The values of FEATUREMILL_WITHOUT; each excludes backends by texts in their names."""
+NUM_HEADS, USUAL_HEAD_WIDTH = 4, 64
+"""The heads of a layer of random weights, and their width if no model is named."""
 SAMPLE = 64
 """Number of rows of a full batch that are compared: the first, the last, and some between."""
-Weights = Mapping[str, tuple[Tensor, Tensor]]
+LinearWeights = Mapping[str, tuple[Tensor, Tensor]]
 """Weight (OI) and bias (O) of linear layers in fp32, rounded like those of the layer."""
 W = TypeVar("W", Backend, Kernels, Copies, type[Product])
 log = logging.getLogger("featuremill.workloads.esm2")
@@ -114,7 +122,9 @@ class Fallbacks:
         """
         kind = WAYS_OF[fault.operation]
         names = [way.name for way in getattr(self, kind)]
-        device = _name(self._device)
+        device = "this CPU"
+        if self._device.type == "cuda":
+            device = torch.cuda.get_device_name(self._device)
         if len(names) < 2:
             raise WorkloadError(
                 f"{fault.operation} on {device} fails its check ({fault.text}) and has no fallback "
@@ -171,14 +181,10 @@ def _kept(ways: list[W], words: Collection[str]) -> list[W]:
     return kept or ways[-1:]
 
 
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-
-
 def fault_of(
     stage: Stage,
     layer: Layer,
-    exact: Weights,
+    exact: LinearWeights,
     embedding_VD: Tensor,
     rotary: Callable[[int, torch.device], Tensor],
     dtype: torch.dtype,
@@ -266,7 +272,7 @@ class _Trial:
     def run(
         self,
         layer: Layer,
-        exact: Weights,
+        exact: LinearWeights,
         embedding_VD: Tensor,
         rotary: Callable[[int, torch.device], Tensor],
     ) -> None:
@@ -297,7 +303,7 @@ class _Trial:
         rows = zip(pack.bounds, pack.bounds[1:], strict=False)
         self._is(means_ND, torch.stack([hidden_TD[a:b].mean(0) for a, b in rows]))
 
-    def run_full(self, layer: Layer, exact: Weights, num_rows: int) -> None:
+    def run_full(self, layer: Layer, exact: LinearWeights, num_rows: int) -> None:
         """Compute the linear layers with the rows of a full batch, for which cuBLAS uses another
         kernel than for few rows; with fewer rows if memory is too small, as batches will have."""
         while num_rows > SAMPLE:
@@ -310,7 +316,7 @@ class _Trial:
             else:
                 return
 
-    def _products(self, layer: Layer, exact: Weights, num_rows: int) -> None:
+    def _products(self, layer: Layer, exact: LinearWeights, num_rows: int) -> None:
         device, (width, num_hidden) = self._stage.device, exact["down"][0].shape
         # The rows of a sample, repeated.
         numbers = torch.arange(SAMPLE * num_hidden, device=device).sin().view(SAMPLE, -1)
@@ -414,3 +420,31 @@ def _rotated(layer: Layer, qkv_T3Hd: Tensor, rotary_Tf2: Tensor) -> Tensor:
     even, odd = query_key_T2Hd[..., ::2], query_key_T2Hd[..., 1::2]
     pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
     return torch.cat((pairs.flatten(-2), qkv_T3Hd[:, 2:]), 1)
+
+
+def ways(
+    device: Device, weights: Weights | None, architecture: Architecture, load: Callable[..., Any]
+) -> tuple[str, str, str, str]:
+    """Return the dtype and the methods of attention, products and the rest on a device, for heads
+    as wide as those of `weights`: `load`, that of the workload, loads a layer of random weights as
+    a worker loads a model.
+
+    Raises:
+        WorkloadError: if no method computes an operation correctly.
+        RuntimeError: if memory ran out, or the device is dead.
+    """
+    head_width = sizes_of(weights.metadata).head_dim if weights else USUAL_HEAD_WIDTH
+    width = NUM_HEADS * head_width
+    sizes = Sizes(architecture, 1, NUM_HEADS, width, 4 * width)
+    rng = np.random.default_rng(0)
+    tensors = {FREQUENCIES: 10_000 ** -(np.arange(0, head_width, 2) / head_width)}
+    for entry in entries(FAIR_ESM, sizes):
+        numbers = rng.standard_normal(entry.shape)
+        tensors[entry.name] = numbers / entry.shape[-1] ** 0.5 if numbers.ndim > 1 else numbers
+    options = Options.model_validate({"dtype": networks.dtype_on(device, "auto")})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "probe.safetensors")
+        save_file({name: np.asarray(t, np.float32) for name, t in tensors.items()}, path)
+        probe = Weights("probe", path, "", sizes.metadata())
+        (stage,) = load(options, [device], probe).encoder.stages
+    return options.dtype, stage.backend.name, stage.form.name, stage.kernels.name

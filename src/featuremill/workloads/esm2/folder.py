@@ -152,7 +152,7 @@ def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
     return settings
 
 
-def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
+def unlike(facts: Mapping[str, Any], kind: Kind) -> str:
     """Describe the first setting that this kind of network does not have; "" if there is none."""
     for fact, value in kind.required.items():
         if facts.get(fact, value) != value:

@@ -1,5 +1,5 @@
 """Find or download the checkpoint of a model: in the package, at a path, in Hugging Face's cache or
-on Meta's server. Does not import torch."""
+on Meta's server. Models of other workloads are known by name. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.inputs.source import check
 from featuremill.kit import environment
@@ -19,14 +19,13 @@ from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
+    download_command,
     download_model,
     how_to_get,
     place_of,
 )
 from featuremill.workload.hugging_face import download as download_file
-from featuremill.workloads.esm2.catalogue import PUBLISHED as PUBLISHED
-from featuremill.workloads.esm2.catalogue import SUGGESTED as SUGGESTED
-from featuremill.workloads.esm2.catalogue import where_else
+from featuremill.workloads.esm2.architecture import PUBLISHED as PUBLISHED
 from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
 from featuremill.workloads.esm2.options import Options
 
@@ -51,6 +50,7 @@ __all__ = [
     "read",
     "refuse_missing",
     "stem_of",
+    "unknown",
     "write",
 ]
 _log = logging.getLogger("featuremill.weights")
@@ -69,6 +69,56 @@ PUBLISHED_LICENSE = "MIT"
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 GENERIC_STEMS = {"model", "pytorch_model"}
 """Generic file names, for which the name of the folder is used."""
+SUGGESTED = (
+    *("esm2_t33_650M_UR50D", "esm2_t30_150M_UR50D", "esm2_t12_35M_UR50D", "esm2_t6_8M_UR50D"),
+    *("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"),
+)
+"""The default model, then one for any machine."""
+
+
+class Other(NamedTuple):
+    """A family of models."""
+
+    pattern: str
+    """A regular expression for its names, in small letters and digits only."""
+    weights: str
+    """The name of its default weights on Hugging Face."""
+    alphabet: str = "proteins"
+    """The option `alphabet` of `encoder`; "" for another workload."""
+    workload: str = "encoder"
+    model: str = ""
+    """The model's name in that workload; "" for the name on Hugging Face."""
+
+
+NUCLEOTIDES = "nucleotides"
+OTHERS = (
+    Other("prostt5", "Rostlab/ProstT5"),
+    Other("prott5", "Rostlab/prot_t5_xl_half_uniref50-enc"),
+    Other("protbert", "Rostlab/prot_bert"),
+    Other("ankh3", "ElnaggarLab/ankh3-large"),
+    Other("ankh", "ElnaggarLab/ankh-base"),
+    Other("saprot", "westlake-repl/SaProt_650M_AF2"),
+    Other("amplify", "chandar-lab/AMPLIFY_350M"),
+    Other("glm2", "tattabio/gLM2_650M"),
+    Other("esm1b", "facebook/esm1b_t33_650M_UR50S"),
+    Other("esm1v", "facebook/esm1v_t33_650M_UR90S_1"),
+    Other("esm(c|cambrian)300m", "biohub/ESMC-300M", "", "esmc", "esmc_300m"),
+    Other("esm(c|cambrian)6b", "biohub/ESMC-6B", "", "esmc", "esmc_6b"),
+    Other("esm(c|cambrian)", "biohub/ESMC-600M", "", "esmc", "esmc_600m"),
+    Other("dnaberts", "zhihan1996/DNABERT-S", NUCLEOTIDES),
+    Other("dnabert2", "zhihan1996/DNABERT-2-117M", NUCLEOTIDES),
+    Other("dnabert", "zhihan1996/DNA_bert_6", NUCLEOTIDES),
+    Other(
+        "(nt|nucleotidetransformer)v2",
+        "InstaDeepAI/nucleotide-transformer-v2-500m-multi-species",
+        NUCLEOTIDES,
+    ),
+    Other(
+        "nucleotidetransformer", "InstaDeepAI/nucleotide-transformer-500m-human-ref", NUCLEOTIDES
+    ),
+    Other("agro", "InstaDeepAI/agro-nucleotide-transformer-1b", NUCLEOTIDES),
+    Other("segment", "InstaDeepAI/segment_nt", NUCLEOTIDES),
+)
 
 
 def bundled_names() -> list[str]:
@@ -103,12 +153,36 @@ def name_of(model: str) -> str:
         raise UserError(f"{model!r} is no ESM-2; {remedy}")
     if looks_like_path(model):
         return stem_of(model)
-    names = [*bundled_names(), *PUBLISHED]
+    raise unknown(model, [*bundled_names(), *PUBLISHED])
+
+
+def unknown(model: str, names: Sequence[str]) -> UserError:
+    """Return the error that `model` is neither one of `names` nor a path."""
     near = nearest(model, names)
     hint = f"did you mean {near!r}? There" if near else "there"
-    raise UserError(
-        f"there is no model {model!r}; {hint} are {', '.join(names)}, or give "
-        "the path of a checkpoint, or of a folder from Hugging Face."
+    return UserError(
+        f"there is no model {model!r}; {hint} are {', '.join(names)}, or give the path of a "
+        "checkpoint, or of a folder from Hugging Face."
+    )
+
+
+def where_else(model: str) -> str:
+    """Return the command for a model of another workload; "" if `model` is not one, or is an
+    existing file or folder."""
+    if Path(model).expanduser().exists():
+        return ""
+    owner, _, last = model.rpartition("/")
+    name = re.sub("[^a-z0-9]", "", last.lower())
+    match = next((network for network in OTHERS if re.match(network.pattern, name)), None)
+    owners = {network.weights.partition("/")[0] for network in OTHERS}
+    if match is None or (owner and owner not in owners) or Path(last).suffix:  # a path
+        return ""
+    weights = model if owner else match.weights
+    then = f" Set alphabet: {match.alphabet} in that config." if match.alphabet else ""
+    return (
+        f"workload {match.workload} computes it: type {download_command(weights)}, then "
+        f"featuremill init YOUR.fasta --workload {match.workload} --model "
+        f"{match.model or weights}.{then}"
     )
 
 
@@ -144,11 +218,9 @@ def refuse_missing(model: str, kind: Kind = ESM2) -> None:
     if path.is_dir():
         checkpoint_files(path)
         facts_of(path, kind)
-    elif not path.is_file():
-        _refuse_missing(model, path)
-
-
-def _refuse_missing(model: str, path: Path) -> None:
+        return
+    if path.is_file():
+        return
     is_meant = model.startswith(f"{OWNER}esm2")
     near = nearest(path.name, list(PUBLISHED)) if is_meant else ""
     if name := path.name if path.name in PUBLISHED else near:

@@ -13,73 +13,39 @@ from pydantic import Field
 from featuremill.kit.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workload import weights as conversion
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES as ATTRIBUTES
+from featuremill.workload.networks import ONE_TOKEN as ONE_TOKEN
+from featuremill.workload.networks import REMEDIES as REMEDIES
+from featuremill.workload.networks import audited as audited
+from featuremill.workload.networks import batch_cost as batch_cost
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import (
-    BYTES_ARE_LENGTHS,
-    COST_UNIT,
-    ENVIRONMENT,
-    LENGTH_UNIT,
-    PRECISION,
-    REASONS,
-    SPEED_OPTIONS,
-    WAYS,
-    collect,
-    cost,
-    load,
-    memory_mb,
-    num_vectors,
-    prepare,
-    records,
-    resolve,
-    run,
-    schema,
-    start_ahead,
-    unit_work,
-    weights,
-    weights_mb,
-    with_options,
-)
+from featuremill.workloads.esm2 import BYTES_ARE_LENGTHS as BYTES_ARE_LENGTHS
+from featuremill.workloads.esm2 import COST_UNIT as COST_UNIT
+from featuremill.workloads.esm2 import ENVIRONMENT as ENVIRONMENT
+from featuremill.workloads.esm2 import LENGTH_UNIT as LENGTH_UNIT
+from featuremill.workloads.esm2 import PRECISION as PRECISION
+from featuremill.workloads.esm2 import REASONS as REASONS
+from featuremill.workloads.esm2 import SPEED_OPTIONS as SPEED_OPTIONS
+from featuremill.workloads.esm2 import WAYS as WAYS
+from featuremill.workloads.esm2 import collect as collect
+from featuremill.workloads.esm2 import cost as cost
+from featuremill.workloads.esm2 import load as load
+from featuremill.workloads.esm2 import memory_mb as memory_mb
+from featuremill.workloads.esm2 import num_vectors as num_vectors
+from featuremill.workloads.esm2 import prepare as prepare
+from featuremill.workloads.esm2 import records as records
+from featuremill.workloads.esm2 import resolve as resolve
+from featuremill.workloads.esm2 import run as run
+from featuremill.workloads.esm2 import schema as schema
+from featuremill.workloads.esm2 import start_ahead as start_ahead
+from featuremill.workloads.esm2 import unit_work as unit_work
+from featuremill.workloads.esm2 import weights as weights
+from featuremill.workloads.esm2 import weights_mb as weights_mb
+from featuremill.workloads.esm2 import with_options as with_options
 from featuremill.workloads.esmc import sources as CHECKPOINTS
 
 if TYPE_CHECKING:
     from featuremill.workload import Device
-
-__all__ = [
-    "ATTRIBUTES",
-    "BYTES_ARE_LENGTHS",
-    "CHECKPOINTS",
-    "COST_UNIT",
-    "ENVIRONMENT",
-    "LENGTH_UNIT",
-    "ONE_TOKEN",
-    "PRECISION",
-    "REASONS",
-    "REMEDIES",
-    "SPEED_OPTIONS",
-    "VERSION",
-    "WAYS",
-    "Options",
-    "audited",
-    "batch_cost",
-    "collect",
-    "cost",
-    "load",
-    "memory_mb",
-    "num_vectors",
-    "prepare",
-    "records",
-    "resolve",
-    "run",
-    "schema",
-    "start_ahead",
-    "unit_work",
-    "ways",
-    "weights",
-    "weights_ahead",
-    "weights_mb",
-    "with_options",
-]
 
 VERSION = "1"
 
@@ -113,7 +79,7 @@ def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return the dtype and the methods for the operations on `device`, by the names in `WAYS`."""
-    from featuremill.workloads.esm2 import probe
+    from featuremill.workloads.esm2 import fallbacks
     from featuremill.workloads.esm2.architecture import ESM_C
 
-    return dict(zip(WAYS, probe.ways(device, weights, ESM_C, load), strict=True))
+    return dict(zip(WAYS, fallbacks.ways(device, weights, ESM_C, load), strict=True))

@@ -16,12 +16,13 @@ from featuremill.workloads.esm2.conversion import (
     check_tensors,
     num_layers,
     number,
+    open_checkpoint,
+    refusal,
     refuse_other_sizes,
     width_of,
 )
 from featuremill.workloads.esm2.folder import ESM_C, ROTARY_BASE
 from featuremill.workloads.esm2.layout import FREQUENCIES, Entry, Names, entries
-from featuremill.workloads.esm2.readers import open_checkpoint, refusal
 
 PREFIX = "esmc."
 """The prefix of the encoder's keys in a checkpoint with a head."""

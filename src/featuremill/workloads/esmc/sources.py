@@ -25,7 +25,7 @@ from featuremill.workload.hugging_face import (
 from featuremill.workload.weights import converted
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.folder import ESM_C, facts_of
-from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
+from featuremill.workloads.esm2.sources import looks_like_path, stem_of, unknown
 
 __all__ = ["NAMES", "header", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
@@ -79,12 +79,7 @@ def name_of(model: str) -> str:
         return model
     if looks_like_path(model):
         return stem_of(model)
-    near = nearest(model, list(NAMES))
-    hint = f"did you mean {near!r}? There" if near else "there"
-    raise UserError(
-        f"there is no model {model!r}; {hint} are {', '.join(NAMES)}, or give the path of a "
-        "checkpoint, or of a folder from Hugging Face."
-    )
+    raise unknown(model, list(NAMES))
 
 
 def refuse_missing(model: str, layout: str = LAYOUT) -> None:

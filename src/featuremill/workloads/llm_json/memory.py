@@ -1,6 +1,6 @@
 """Estimate the memory of a language model from its config and the options, before it is loaded.
 
-Imports no torch, except for a network that is not among the KNOWN of `decoders`.
+Imports no torch, except for a network that is not among the KNOWN of `causal`.
 tests/test_llm_json_memory.py compares the estimate with the memory that torch allocates.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import json_of
-from featuremill.workloads.encoder import decoders
+from featuremill.workloads.encoder import causal
 
 if TYPE_CHECKING:
     from featuremill.workload import Device, Weights
@@ -35,7 +35,7 @@ SLACK = 1.1
 CPU_PROCESS_MB = 500
 """Measured: Python, torch, transformers, and the buffers of the matrix library."""
 CUDA_PROCESS_MB = 750
-"""Measured on an H200: the CUDA context and loaded kernels (`workloads/esm2/memory.py`)."""
+"""Measured on an H200: the CUDA context and loaded kernels (`workloads/esm2/estimates.py`)."""
 TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "falcon")
 """Prefixes of the model types whose head shares the embedding's weights unless the config
 decides otherwise."""
@@ -103,13 +103,11 @@ def size_of_config(folder: Path) -> Size:
     inner = (experts and _first_number(config, ("moe_intermediate_size",))) or inner
     vocabulary = _first_number(config, ("vocab_size",))
     number = str(config.get("dtype") or config.get("torch_dtype"))
-    num_up = 1 if kind in decoders.NOT_GATED else 2
+    num_up = 1 if kind in causal.NOT_GATED else 2
     attention, keys = heads * head_width, key_heads * head_width
     is_laid_out = bool(config.get("attn_logit_softcapping"))
-    if kind not in decoders.KNOWN and decoders.why_not(config) == "":
-        from featuremill.workloads.encoder import causal
-
-        counted = causal.counted(decoders.of_text(config))
+    if kind not in causal.KNOWN and causal.why_not(config) == "":
+        counted = causal.counted(causal.of_text(config))
         products, others = counted.products, counted.others + counted.head
         is_laid_out |= counted.has_all_scores
     else:

@@ -21,7 +21,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
 from featuremill.workload.spread import direct
-from featuremill.workloads.encoder.decoders import unchanged_up_to
+from featuremill.workloads.encoder.causal import unchanged_up_to
 
 KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose state consists of keys and values of each token."""

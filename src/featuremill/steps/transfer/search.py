@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     _calm_blas()
     from featuremill.features.nearest import metric_of
     from featuremill.kit.files import give_way
-    from featuremill.steps.transfer.search import hits, view
+    from featuremill.steps.transfer import hits
 
     if arguments.output:
         give_way(arguments.output, is_named=True)
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.weights,
     )
     matches = hits.search(arguments.run_folder, arguments.query, settings)
-    view.write(matches, arguments.output, arguments.format)
+    hits.write(matches, arguments.output, arguments.format)
     return 0
 
 
@@ -119,7 +119,7 @@ def search(
     import pandas as pd
 
     from featuremill.features.nearest import metric_of
-    from featuremill.steps.transfer.search import hits
+    from featuremill.steps.transfer import hits
 
     if isinstance(queries, Mapping | np.ndarray):
         query: hits.QueryInput = queries

@@ -1,8 +1,14 @@
-"""Mask letters of structure where the confidence of the prediction (pLDDT) is low.
+"""Read the files of structures: Foldseek's descriptor, and the confidence (pLDDT) in PDB and mmCIF.
 
-As in `get_struc_seq` of SaProt's `utils/foldseek_util.py`: the letter is `#` where pLDDT is below
-70. The pLDDT of a residue is the mean of the B-factors of its atoms; by default, it is used only if
-the file of the structure contains the word AlphaFold.
+The output of `foldseek structureto3didescriptor` is a table without header, a line per chain. The
+columns are separated by tabs: the name (file name, `_`, chain; an optional title), the residues,
+their 3Di letters, and numbers: ten descriptors or three coordinates per residue (Foldseek's
+`src/strucclustutils/structureto3didescriptor.cpp`).
+
+Letters are masked where the confidence of the prediction is low, as in `get_struc_seq` of SaProt's
+`utils/foldseek_util.py`: the letter is `#` where pLDDT is below 70. The pLDDT of a residue is the
+mean of the B-factors of its atoms; by default, it is used only if the file of the structure
+contains the word AlphaFold.
 """
 
 from __future__ import annotations
@@ -10,21 +16,27 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.inputs import NamedColumns, rows
+from featuremill.inputs import NamedColumns, rows, source
 from featuremill.kit.errors import UserError
+from featuremill.kit.ids import accession
 from featuremill.kit.reasons import Kind
 from featuremill.kit.text import clipped
-from featuremill.workloads.encoder import foldseek
 from featuremill.workloads.encoder.options import StructureOptions
 
+OF_FILE = re.compile(r"(.+?)(\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)(?:_(.+))?")
+BARE = re.compile(r"(.+)()_(\w{1,4})")
+NUMBERS_A_RESIDUE = (3, 10)
+LEAST_RESIDUES = 9
+"""Smallest number of residues of a line without numbers; column names are shorter or unequal."""
 Numbers = npt.NDArray[np.float64]
 SUFFIXES = (".pdb", ".cif", ".ent", ".mmcif")
 OF_PDB = (".pdb", ".ent")
@@ -35,6 +47,76 @@ NO_PLDDT = Kind(
     ("its pLDDT cannot be used",),
     "Give a pLDDT for each residue of the structure, or set plddt_mask: never under options.",
 )
+
+
+class Chain(NamedTuple):
+    """A line of the file."""
+
+    name: str
+    residues: bytes
+    letters: str
+    line: int
+
+
+class Named(NamedTuple):
+    """The parts of a name that Foldseek writes."""
+
+    stem: str
+    suffix: str
+    """The suffix of the structure's file name; "" if the name has none."""
+    chain: str
+    """The letters after the last `_`; without a suffix, these may not be a chain."""
+
+
+def named(name: str) -> Named:
+    """Return the parts of a name."""
+    match = OF_FILE.fullmatch(name) or BARE.fullmatch(name)
+    return Named(*(part or "" for part in match.groups())) if match else Named(name, "", "")
+
+
+def is_descriptor(path: Path) -> bool:
+    """Return whether the first line of the file at `path` is that of a descriptor."""
+    if path.suffix in (".parquet", ".pq"):
+        return False
+    try:
+        with source.open_text(path, errors="surrogateescape") as text:
+            fields = text.readline().rstrip("\n").split("\t")
+    except OSError:
+        return False
+    if len(fields) < 3 or not fields[1] or len(fields[1]) != len(fields[2]):
+        return False
+    if not all(field.isascii() and field.isalpha() and field.isupper() for field in fields[1:3]):
+        return False
+    length, num_numbers = len(fields[1]), fields[3].count(",") + 1 if len(fields) > 3 else 0
+    is_whole = num_numbers in (length * each for each in NUMBERS_A_RESIDUE)
+    return is_whole or length >= LEAST_RESIDUES
+
+
+def chains(path: Path) -> Iterator[Chain]:
+    """Yield the chains of a descriptor."""
+    with source.open_text(path, errors="surrogateescape") as text:
+        for number, line in enumerate(text, 1):
+            if not line.strip():
+                continue
+            name, residues, letters, *_ = (*line.rstrip("\n").split("\t"), "", "")
+            first = (*name.split(None, 1), "")[0]
+            yield Chain(first, residues.encode("utf-8", "replace"), letters, number)
+
+
+def also_called(names: Iterable[str]) -> dict[str, str]:
+    """Return for other names that records may use the one of `names`: without the file suffix,
+    without the only chain of a file, or the accession of an AlphaFold file. Ambiguous names are
+    left out."""
+    each = {name: named(name) for name in names}
+    num_chains = Counter(parts.stem for parts in each.values())
+    meant: dict[str, set[str]] = {}
+    for name, (stem, _, chain) in each.items():
+        called = {f"{stem}_{chain}"} if chain else set[str]()
+        if num_chains[stem] == 1:
+            called |= {stem, accession(stem)}
+        for other in called:
+            meant.setdefault(other, set()).add(name)
+    return {other: min(own) for other, own in meant.items() if len(own) == 1 and other not in each}
 
 
 class Plddt:
@@ -79,7 +161,7 @@ class Plddt:
 
     def _of_file(self, name: str) -> Numbers | str | None:
         """Return the pLDDT of a chain; None if it is not used, a reason if it is missing."""
-        stem, suffix, chain = foldseek.named(name)
+        stem, suffix, chain = named(name)
         tried = [f"{stem}{suffix.removesuffix('.gz')}"] if suffix else []
         if not suffix:
             tried += [f"{name}{each}" for each in SUFFIXES]
@@ -115,7 +197,7 @@ def b_factors(text: str, is_pdb: bool, chain: str, name: str) -> Numbers | str:
     return np.array(means, np.float64)
 
 
-def of_column(path: Path, options: StructureOptions, id_column: str) -> dict[str, str]:
+def plddt_of_column(path: Path, options: StructureOptions, id_column: str) -> dict[str, str]:
     """Return the cells of the pLDDT column in a table of structures, by id.
 
     Raises:

@@ -84,7 +84,7 @@ class Recipe:
         weights: Sequence[Path] = (),
         log: logging.Logger = SEARCH,
     ) -> None:
-        """Load the model, from the one of the files `weights` that belongs to the recipe.
+        """Load the model; of the files `weights`, only that of the recipe is used.
 
         Raises:
             UserError: weights or workload differ from those of the results, or the device cannot

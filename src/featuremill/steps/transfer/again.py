@@ -13,14 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.features.records import Record
+from featuremill.features.records import Record, Records
 from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import versions
-from featuremill.kit.runs import Delivery, read_shard
+from featuremill.kit.runs import Delivery, Results, read_shard
 from featuremill.kit.workloads import find_workload, records_of
-from featuremill.steps.transfer.search.recipe import Origin, Recipe
-from featuremill.steps.transfer.verify.written import Stored
+from featuremill.steps.transfer.recipe import Origin, Recipe
 
 BOUNDS = {"bf16": 2e-2, "fp16": 5e-3}
 """The bound of the mean relative L2 for 16-bit dtypes, as in `featuremill audit`."""
@@ -32,6 +31,20 @@ a batch and alone; if that is zero, the bits must be equal."""
 FARTHEST = 4
 """The bound of a single record, as a multiple of the bound of the mean."""
 log = logging.getLogger("featuremill.verify")
+
+
+class Stored(NamedTuple):
+    """Results, and the problems of their files."""
+
+    folder: Results
+    delivery: Delivery
+    records: Records | None
+    """The rows of the table; None if there is no readable table."""
+    num_files: int
+    """The number of results that were compared with manifest.json."""
+    num_parts: int
+    """The number of parts in the store that were compared with manifest.json."""
+    problems: list[str]
 
 
 class Drawn(NamedTuple):

@@ -22,7 +22,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.ids import accession
 from featuremill.kit.text import clipped, counted, one_line
 from featuremill.kit.workloads import Record
-from featuremill.steps.transfer.search.recipe import Recipe
+from featuremill.steps.transfer.recipe import Recipe
 
 MOST_NAMED = 5
 """The most queries without a vector that are logged one by one."""
@@ -77,9 +77,13 @@ class Reader:
             )
         rows = self._rows([word for word in words if word not in files])
         for word in words:
-            yield from (
-                self._row_queries(rows[word]) if word in rows else self._file_queries(Path(word))
-            )
+            if word not in rows:
+                yield from self._file_queries(Path(word))
+                continue
+            for batch in _in_pieces(rows[word], self._num_at_once):
+                numbers = [rows[word][id] for id in batch]
+                self._num_good += len(batch)
+                yield Queries(batch, self._searched.take(np.array(numbers, np.int64)), numbers)
         self._log_notes(", ".join(words) or "queries")
 
     def of_sequences(self, sequences: Mapping[str, str]) -> Iterator[Queries]:
@@ -132,12 +136,6 @@ class Reader:
                     why = "" if failure.status == "pending" else f" ({failure.reason})"
                     return f"the record {id!r} has no vector: it {state}{why}"
         return f"there is no record '{clipped(id)}'"
-
-    def _row_queries(self, rows: Mapping[str, int]) -> Iterator[Queries]:
-        for batch in _in_pieces(rows, self._num_at_once):
-            numbers = [rows[id] for id in batch]
-            self._num_good += len(batch)
-            yield Queries(batch, self._searched.take(np.array(numbers, np.int64)), numbers)
 
     def _file_queries(self, path: Path, ids: Sequence[str] | None = None) -> Iterator[Queries]:
         """Yield the queries of a file; with `ids`, the ids in the file are indices."""

@@ -1,1 +1,0 @@
-"""The command `featuremill search`: find the nearest records of finished results."""

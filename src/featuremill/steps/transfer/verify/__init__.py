@@ -1,1 +1,0 @@
-"""The command `featuremill verify`: check results, such as those of other people."""
