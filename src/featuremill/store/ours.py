@@ -274,6 +274,8 @@ def _entries(
 
 _known: dict[Path, tuple[list[int], Lines]] = {}
 """A cache: the lines of records, and the looks of the records when they were read."""
+_compacted: dict[Path, int] = {}
+"""The size in bytes of each record when this process last compacted it."""
 
 
 def _read(record: Path) -> Lines:
@@ -300,18 +302,26 @@ def _append(folder: Path, name: str, at: Path, digests: Mapping[str, str]) -> No
     they are lost, but no file is."""
     if is_temporary(folder.parent):  # recorded as a whole later
         return
-    record, text = folder / formats.RECORD, ""
+    record, lines = folder / formats.RECORD, list[dict[str, Any]]()
     for inside, sha256 in digests.items():
-        line = {"name": f"{name}/{inside}" if inside else name, "sha256": sha256}
-        text += json.dumps(line | {"seen": looks(at / inside)}) + "\n"
+        new = {"name": f"{name}/{inside}" if inside else name, "sha256": sha256}
+        lines.append(new | {"seen": looks(at / inside)})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
     with contextlib.suppress(OSError):
+        before, known = looks(record) if record.exists() else [0], _known.get(record)
         with record.open("a", encoding="utf-8") as file:
             file.write(text)
-        if record.stat().st_size > max(MOST_BYTES, 4 * len(text)):
+        after = looks(record)
+        if known and known[0] == before and after[0] == before[0] + len(text):
+            for line in lines:  # so that a record of many files is not read after each
+                known[1].setdefault(line["name"], []).append(line)
+            _known[record] = after, known[1]
+        if after[0] > max(MOST_BYTES, 4 * len(text), 2 * _compacted.get(record, 0)):
             read = _read(record).items()
             last = [lines[-1] for name, lines in read if (folder / name).exists()]
             with replacing(record, is_synced=False) as temporary:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in last), "utf-8")
+            _compacted[record] = record.stat().st_size
 
 
 def looks(path: Path, follows: bool = False) -> list[int]:
