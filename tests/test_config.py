@@ -168,16 +168,16 @@ def test_a_dictionary_is_refused_without_lines():
 
 def test_values_that_no_output_holds_are_named(tmp_path):
     idle = "inputs: a\noutputs: npy\noptions: {per_residue: true}"
-    assert products.without_effect(read(tmp_path, idle)) == [
+    assert products.unused_settings(read(tmp_path, idle)) == [
         "options: values per residue are computed, but no output holds them."
     ]
-    assert products.without_effect(read(tmp_path, idle.replace("npy", "parquet"))) == []
+    assert products.unused_settings(read(tmp_path, idle.replace("npy", "parquet"))) == []
 
 
 def test_labels_for_a_map_that_is_not_drawn_are_named(tmp_path):
     labels = "inputs: a\nlabels: {file: b.tsv, column: c}\n"
-    assert products.without_effect(read(tmp_path, labels)) == []
-    (said,) = products.without_effect(read(tmp_path, f"{labels}outputs: npy"))
+    assert products.unused_settings(read(tmp_path, labels)) == []
+    (said,) = products.unused_settings(read(tmp_path, f"{labels}outputs: npy"))
     assert said.startswith("labels: they colour the report's map")
     assert "file and column belong together" in refusal(tmp_path, "inputs: a\nlabels: {file: b}")
     assert "put it under 'labels:'" in refusal(tmp_path, "inputs: a\ncolumn: b")
@@ -185,8 +185,8 @@ def test_labels_for_a_map_that_is_not_drawn_are_named(tmp_path):
 
 def test_several_gpus_for_a_cpu_are_named(tmp_path):
     spread = "inputs: a\ngpus_per_job: 2\n"
-    assert products.without_effect(read(tmp_path, spread)) == []
-    said = products.without_effect(read(tmp_path, f"{spread}device: cpu"))
+    assert products.unused_settings(read(tmp_path, spread)) == []
+    said = products.unused_settings(read(tmp_path, f"{spread}device: cpu"))
     assert said == ["gpus_per_job: 2 changes nothing with device: cpu."]
     for key in ("gpus_per_job", "gpus"):
         said = refusal(tmp_path, f"inputs: a\n{key}: 0")
@@ -208,8 +208,8 @@ def test_gpus_of_a_job_are_refused_where_the_workload_takes_one(tmp_path, key):
 def test_the_old_key_for_gpus_of_a_job_is_understood_and_said(tmp_path):
     new, old = (read(tmp_path, f"inputs: a\n{key}: 2") for key in ("gpus_per_job", "gpus"))
     assert new.gpus == old.gpus == 2 and new.model_dump() == old.model_dump()
-    assert products.without_effect(new) == []
-    (said,) = products.without_effect(old)
+    assert products.unused_settings(new) == []
+    (said,) = products.unused_settings(old)
     assert said.endswith(":2: gpus: this key is called gpus_per_job now; rename it.")
     said = refusal(tmp_path, "inputs: a\ngpus: 2\ngpus_per_job: 2")
     assert "gpus: there is no such key here; gpus_per_job is its name" in said
@@ -227,7 +227,7 @@ def test_shipped_configs_are_valid_and_have_no_idle_setting(path, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     raw = yaml.safe_load(path.read_text())
     runs = project.validate(raw).runs.values()
-    assert not any(products.without_effect(run) for run in runs)
+    assert not any(products.unused_settings(run) for run in runs)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(raw)
 
 

@@ -380,6 +380,12 @@ def test_frequencies_of_the_checkpoint_count(folders, copy):
     assert not same_values(folder, folders("esm2"), "esm2")
 
 
+def test_each_architecture_has_a_network():
+    names = {known.name for known in architectures.KNOWN.values() if not known.is_causal}
+    assert loader.BUILD.keys() == names | {architectures.GATED_ESM.name}
+    assert loader.NAMED.keys() < loader.BUILD.keys()
+
+
 def test_layers_with_other_frequencies_are_refused():
     facts = SimpleNamespace(architecture=architectures.ESM, max_tokens=1024)
     name = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"

@@ -135,10 +135,10 @@ def test_of_many_records_it_is_of_a_sample_and_says_so(of_samples, monkeypatch):
 
 def test_places_of_other_values_are_never_shown(root):
     make(root)
-    first = command.find(root, "mean_layer_6")
+    first = command.read_kept(root, "mean_layer_6")
     with edited(root / "manifest.json") as manifest:
         manifest["parts"] = dict.fromkeys(manifest["parts"], "0" * 64)
-    assert first and command.find(root, "mean_layer_6") is None
+    assert first and command.read_kept(root, "mean_layer_6") is None
     before = (root / "map.parquet").read_bytes()
     make(root)
     assert (root / "map.parquet").read_bytes() != before, "it is made of the new values"
@@ -155,7 +155,9 @@ def test_a_merge_while_places_are_computed_leaves_no_map_of_its_values(root, mon
         return computed(*given)
 
     monkeypatch.setattr(plane, "neighbour_plane", merging)
-    assert names_of(make(root)) == ["t-SNE", "PCA"] and command.find(root, "mean_layer_6") is None
+    assert (
+        names_of(make(root)) == ["t-SNE", "PCA"] and command.read_kept(root, "mean_layer_6") is None
+    )
 
 
 def test_names_that_python_reads_as_numbers_are_names():

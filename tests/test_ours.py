@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -469,3 +470,26 @@ def test_a_long_record_keeps_the_last_line_of_each_file(tmp_path, monkeypatch):
                 new.write_text(str(number))
     assert (tmp_path / formats.RECORD).stat().st_size < 3000
     assert ours.is_ours(tmp_path / "a.tsv") and ours.is_ours(tmp_path / "b.tsv")
+
+
+def test_a_record_of_many_files_is_not_read_again_for_each(tmp_path, monkeypatch):
+    """As `clean` of results by shard appends to it, and as they are written."""
+    monkeypatch.setattr(ours, "MOST_BYTES", 20_000)  # of 45,000 that the last lines have
+    paths, num_read, loads = [tmp_path / f"{n}.tsv" for n in range(300)], 0, json.loads
+
+    def counting(text):
+        nonlocal num_read
+        num_read += 1
+        return loads(text)
+
+    monkeypatch.setattr(ours.json, "loads", counting)
+    for path in paths:
+        path.touch()
+        ours.note(path)
+    for path in paths:
+        with ours.touching(path):
+            os.utime(path, (1, 1))
+    assert num_read < 10 * len(paths)
+    monkeypatch.setattr(ours, "_known", {})
+    assert all(map(ours.is_ours, paths))
+    assert (tmp_path / formats.RECORD).stat().st_size < 110_000

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from Bio import SeqIO
+from Bio import SeqIO, bgzf
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 from broken_inputs import FASTQ, GENE, UBIQUITIN
@@ -138,6 +138,21 @@ def test_bgzip_of_many_members_is_read_whole(tmp_path):
     members = [gzip.compress(f"@r{n}\nACGT\n+\nIIII\n".encode()) for n in range(5)]
     path = write(tmp_path / "in.fastq.gz", b"".join(members))
     assert [record.id for record in nucleotides([path])] == ["r0", "r1", "r2", "r3", "r4"]
+
+
+def test_reads_may_lack_the_last_member_of_bgzip(tmp_path):
+    """bcl2fastq of Illumina writes none (https://github.com/samtools/samtools/issues/1467)."""
+    path, text = tmp_path / "in.fastq.gz", "".join(f"@r{n}\nACGT\n+\nIIII\n" for n in range(9_999))
+    with bgzf.BgzfWriter(path) as file:
+        file.write(text)
+    members = path.read_bytes()[:-28]
+    write(path, members)
+    assert [record.id for record in nucleotides([path])] == [f"r{n}" for n in range(9_999)]
+    with path.open("rb") as file:
+        _, size_of_first, *_ = next(bgzf.BgzfBlocks(file))
+    write(path, members[:size_of_first])
+    with pytest.raises(UserError, match="this FASTQ record is broken"):
+        list(nucleotides([path]))
 
 
 def test_the_same_reads_from_every_format(tmp_path):

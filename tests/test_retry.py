@@ -310,7 +310,7 @@ retry.retry([Results(Path("results/test"))], [])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "count"), [("unlink", n) for n in (1, 2, 3, 5, 7)] + [("move_rows", 0), ("write", 0)]
+    ("step", "count"), [("unlink", n) for n in (1, 2, 3, 5, 7)] + [("_move_rows", 0), ("write", 0)]
 )
 def test_a_death_at_any_step_leaves_a_plan_that_works(failed, step, count):
     """The failed record is retried a second time, so that its shard has the name of the old one."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import resource
 import signal
@@ -156,6 +157,28 @@ def test_the_first_error_is_raised_and_processes_work_on_after_it(tmp_path):
             with pytest.raises(FileNotFoundError, match="gone"):
                 list(both.map(os.listdir, folders()))
             assert list(both.map(abs, [(-n,) for n in range(9)])) == [*range(9)]
+
+
+def test_a_task_that_cannot_be_sent_is_an_error_and_not_a_wait():
+    with processes.Processes(2) as both:
+        both.start(2)
+        for _ in range(2):
+            with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+                list(both.map(abs, [(-1,), (lambda: 0,), (-2,)]))
+            assert list(both.map(abs, [(-n,) for n in range(3)])) == [*range(3)]
+
+
+def test_a_process_whose_parent_is_gone_ends_without_a_word(capfd):
+    with processes.Processes(2) as both:
+        both.start(2)
+        (idle, busy) = both._processes
+        busy.pipe.send((list, (), True))
+        busy.answer()
+        for process in (idle, busy):
+            process.pipe.close()
+            process.handle.join()
+            assert process.handle.exitcode == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_a_full_disk_is_one_sentence_whoever_meets_it(planning):

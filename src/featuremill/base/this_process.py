@@ -1,5 +1,4 @@
-"""The running process and its machine: streams, parents, memory, processors, disks, versions; and
-an argument of its command line."""
+"""The running process and its machine: streams, parents, memory, processors, disks, versions."""
 
 from __future__ import annotations
 
@@ -16,13 +15,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from featuremill.base import __version__
 from featuremill.lease.program import die_with_parent as die_with_parent
-
-if TYPE_CHECKING:
-    import argparse
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 VERSION = __version__
@@ -83,8 +79,7 @@ def set_up_streams() -> None:
 
 def is_output_read() -> bool:
     """Return whether standard output still has a reader."""
-    raw = _raw(sys.stdout)
-    return raw.is_read if isinstance(raw, _Stream) else True
+    return bool(getattr(_raw(sys.stdout), "is_read", True))
 
 
 def _raw(stream: Any) -> Any:
@@ -220,11 +215,3 @@ def take_space(descriptor: int, start: int, size: int) -> None:
 def nearest_folder(path: Path) -> Path:
     """Return an absolute path if it is a folder, or else its nearest existing parent."""
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
-
-
-def add_runs(parser: argparse.ArgumentParser, without: str = "") -> None:
-    """Add the argument that names runs; `without` ends its help if it may be omitted."""
-    help = "results/<run>, or the config that featuremill run takes"
-    more: dict[str, Any] = {"nargs": "?"} if without else {}
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help=help + without, **more)
-    parser.set_defaults(takes_configs=True)

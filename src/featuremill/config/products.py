@@ -1,5 +1,5 @@
 """The products of a run (plan, results, report), the keys of the config that each depends on, and
-the changes of these keys, which `status.outdated` compares; settings without effect."""
+their changes, which `status.outdated` compares; settings without effect, and refused names."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def changes_of_settings(planned: Settings, now: Settings) -> list[Change]:
     return changes
 
 
-def without_effect(run: Run) -> list[str]:
+def unused_settings(run: Run) -> list[str]:
     """Return a sentence for each setting of `run` without effect."""
     sentences = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."

@@ -70,9 +70,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
-    config, _ = yaml_lines.read(
-        arguments.config
-    )  # Snakemake does not say in which line it is no YAML
+    # Snakemake does not say in which line it is no YAML.
+    config, _ = yaml_lines.read(arguments.config)
     if any(word.startswith("--configfile") for word in options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."

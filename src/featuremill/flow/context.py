@@ -444,7 +444,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.ProjectConfig
             products.refuse_patterns(run.model_copy(update=typed))
     for run in checked.runs.values():
         name = f"{run.run}: " if len(checked.runs) > 1 else ""
-        for sentence in products.without_effect(run):
+        for sentence in products.unused_settings(run):
             internals.log.warning(f"{name}{sentence}")
     return checked
 

@@ -78,6 +78,7 @@ class Meter(io.RawIOBase):
         """Bytes read since the last finished record; readers set it to 0."""
         self._path, self._stream = path, stream
         self._max_bytes = max_bytes
+        self._first = b""
 
     def readable(self) -> bool:
         return True
@@ -100,7 +101,9 @@ class Meter(io.RawIOBase):
             raise _corrupt(error) from None
         except Exception as error:  # each decompressor has its own exceptions
             raise _corrupt(error) from None
-        if not data and compression_of(self._path) == "gz":
+        self._first = self._first or data.lstrip()[:1]
+        # Of FASTQ, Illumina's bcl2fastq writes no last member (samtools/samtools#1467).
+        if not data and self._first != b"@" and compression_of(self._path) == "gz":
             _refuse_unended(self._path)
         self.num_open += len(data)
         if self.num_open > self._max_bytes:

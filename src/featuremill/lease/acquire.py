@@ -241,7 +241,11 @@ class _Waiting:
         self._devices = offered.devices
         self._folder: Path = folder.find()
         self._chooser = Chooser(self._folder, request, offered.devices, failures)
-        self._first_name = slots.scoped(offered.devices[0].uuid, self._folder)
+        # Requests inside a lease have their own queue: in the common queue, they could wait for a
+        # job that waits for their parent.
+        first_name = slots.scoped(offered.devices[0].uuid, self._folder)
+        name = f"{first_name}.turnstile" if "@" in first_name else "turnstile"
+        self._queue = self._folder / name
         self._deadline: float | None = None
         if request.wait_seconds is not None:
             self._deadline = time.monotonic() + max(request.wait_seconds, PATIENCE_SECONDS)
@@ -249,10 +253,6 @@ class _Waiting:
         self._what = f"{request.num_gpus} GPU{'s' if request.num_gpus > 1 else ''}"
 
     def acquire(self) -> Lease:
-        # Requests inside a lease have their own queue: in the common queue, they could wait for a
-        # job that waits for their parent.
-        outer = self._first_name.partition("@")[2]
-        self._queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
         try:
             with turnstile.turn(self._queue, self._deadline, self._say_in_queue):
                 while not (passed := self._chooser.attempt()).chosen:

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base import run_log
+from featuremill.base.arguments import add_runs
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.log import is_log
 from featuremill.base.progress import Progress
-from featuremill.base.this_process import add_runs
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.project import Runs, runs_of
 from featuremill.store import (

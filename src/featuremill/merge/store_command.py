@@ -18,9 +18,9 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from featuremill.base.arguments import add_runs
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
-from featuremill.base.this_process import add_runs
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.project import runs_of
 from featuremill.merge import store_exchange

@@ -69,7 +69,8 @@ class Processes:
         stream: Iterable[Any],
     ) -> list[Result]:
         """Return what `function(*arguments[i], values)` returned for every process i; value n of
-        the `stream` is among the values of process n modulo their number.
+        the `stream` is among the values of process n modulo their number. After an error, the
+        processes cannot be used again.
         """
         if not self._processes:
             return [function(*arguments[0], stream)]
@@ -89,17 +90,17 @@ class Processes:
 
     def _answers(self, messages: Iterable[Any]) -> Iterator[Any]:
         """Send message n to process n modulo their number, and yield the answers in that order. The
-        first error is raised, of an answer or of `messages`, once no process is at work: they may
-        be used again."""
+        first error is raised, of an answer or of `messages`, once each process has answered; it can
+        then be used again, unless it is inside a task with a stream."""
         processes = self._processes[: self.at_once]
         busy, failed = deque[_Process](), list[Exception]()
         try:
             for process, message in zip(itertools.cycle(processes), _kept(failed, messages)):
                 if len(busy) == len(processes):
                     yield busy.popleft().answer()
-                busy.append(process)
                 with contextlib.suppress(ConnectionError):  # its answer says why
                     process.pipe.send(message)
+                busy.append(process)  # not before: without a message there is no answer
             while busy:
                 yield busy.popleft().answer()
         except Exception:
@@ -173,8 +174,8 @@ def _delaying_signals() -> Iterator[None]:
 
 
 def _work(pipe: Connection, parent: int) -> None:
-    """Answer each task from the `pipe` with its result or its error. A task with a stream also
-    answers before each value; None ends the stream."""
+    """Answer each task from the `pipe` with its result or its error, until the other end is closed.
+    A task with a stream also answers before each value; None ends the stream."""
     this_process.die_with_parent(parent, signal.SIGKILL)
     late_pandas.set_up()
     pa.set_memory_pool(pa.system_memory_pool())  # its others keep 20 MB of each process
@@ -185,12 +186,13 @@ def _work(pipe: Connection, parent: int) -> None:
             yield value
             pipe.send((None, False))
 
-    while True:
-        function, arguments, has_stream = pipe.recv()
-        try:
-            answer = function(*arguments, *([values()] if has_stream else [])), False
-        except KNOWN as error:
-            answer = error, True
-        except Exception:
-            answer = RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}"), True
-        pipe.send(answer)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            function, arguments, has_stream = pipe.recv()
+            try:
+                answer = function(*arguments, *([values()] if has_stream else [])), False
+            except KNOWN as error:
+                answer = error, True
+            except Exception:
+                answer = RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}"), True
+            pipe.send(answer)

@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from featuremill.base.arguments import add_runs
 from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import SAMPLE
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, all_kinds, kind_of
-from featuremill.base.this_process import add_runs
 from featuremill.base.words import counted, listed
 from featuremill.config.project import runs_of
 from featuremill.plan.shards import cuts, write_new

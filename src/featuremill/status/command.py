@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+from featuremill.base.arguments import add_runs
 from featuremill.base.errors import UserError
-from featuremill.base.this_process import add_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from featuremill.base.this_process import add_runs
+from featuremill.base.arguments import add_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,6 +45,7 @@ MOST_BYTES = 1 << 18
 MOST_ABOVE = 6
 """The number of folders above a file whose records may name it. The record of a result that is a
 folder is beside that folder."""
+NOT_OURS = "featuremill did not write it"
 Say = Callable[[str], object]
 Lines = dict[str, list[dict[str, Any]]]
 """The lines of a record, by file."""
@@ -123,9 +124,7 @@ def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> N
             (path / name).unlink(missing_ok=True)
     new = _aside(path)
     path.rename(new)
-    why = (
-        "it was changed since featuremill wrote it" if is_known else "featuremill did not write it"
-    )
+    why = "it was changed since featuremill wrote it" if is_known else NOT_OURS
     say(f"{path}: {why}; it is kept as {new}.")
 
 
@@ -149,12 +148,7 @@ def vacate(path: Path, say: Say = log.warning) -> None:
 
 def discard(path: Path, say: Say = log.warning) -> None:
     """Remove the files at `path` that featuremill wrote; the others stay, with a warning."""
-    is_folder, whose = (
-        path.is_dir() and not path.is_symlink(),
-        "featuremill did not write it, or it",
-    )
-    if is_folder:
-        whose = "in it is what featuremill did not write, or"
+    is_folder = path.is_dir() and not path.is_symlink()
     inside = contents(path) if is_folder else [path] if os.path.lexists(path) else []
     ours = inside if is_ours(path) else [file for file in inside if is_ours(file)]
     if len(ours) == len(inside):
@@ -165,7 +159,8 @@ def discard(path: Path, say: Say = log.warning) -> None:
     for folder, _, _ in os.walk(path, topdown=False):
         with contextlib.suppress(OSError):  # not empty
             Path(folder).rmdir()
-    say(f"{path} is kept: {whose} was changed since.")
+    why = "in it is what featuremill did not write, or" if is_folder else f"{NOT_OURS}, or it"
+    say(f"{path} is kept: {why} was changed since.")
 
 
 @contextlib.contextmanager
@@ -242,7 +237,8 @@ def touching(path: Path, before: Mapping[str, Any] | None = MappingProxyType({})
     does at the end of a job, or removes another hard link to it.
 
     `before` is the `latest` line at the start of the job. If the job recorded nothing, featuremill
-    wrote the file. If it recorded other looks, a person changed the file.
+    wrote the file. If it recorded other looks, a person changed the file. By default, there was no
+    job: only a file with recorded looks is recorded again.
     """
     stamp = looks(path) if path.is_file() else None
     same = [
@@ -278,6 +274,8 @@ def _entries(
 
 _known: dict[Path, tuple[list[int], Lines]] = {}
 """A cache: the lines of records, and the looks of the records when they were read."""
+_compacted: dict[Path, int] = {}
+"""The size in bytes of each record when this process last compacted it."""
 
 
 def _read(record: Path) -> Lines:
@@ -304,18 +302,26 @@ def _append(folder: Path, name: str, at: Path, digests: Mapping[str, str]) -> No
     they are lost, but no file is."""
     if is_temporary(folder.parent):  # recorded as a whole later
         return
-    record, text = folder / formats.RECORD, ""
+    record, lines = folder / formats.RECORD, list[dict[str, Any]]()
     for inside, sha256 in digests.items():
-        line = {"name": f"{name}/{inside}" if inside else name, "sha256": sha256}
-        text += json.dumps(line | {"seen": looks(at / inside)}) + "\n"
+        new = {"name": f"{name}/{inside}" if inside else name, "sha256": sha256}
+        lines.append(new | {"seen": looks(at / inside)})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
     with contextlib.suppress(OSError):
+        before, known = looks(record) if record.exists() else [0], _known.get(record)
         with record.open("a", encoding="utf-8") as file:
             file.write(text)
-        if record.stat().st_size > max(MOST_BYTES, 4 * len(text)):
+        after = looks(record)
+        if known and known[0] == before and after[0] == before[0] + len(text):
+            for line in lines:  # so that a record of many files is not read after each
+                known[1].setdefault(line["name"], []).append(line)
+            _known[record] = after, known[1]
+        if after[0] > max(MOST_BYTES, 4 * len(text), 2 * _compacted.get(record, 0)):
             read = _read(record).items()
             last = [lines[-1] for name, lines in read if (folder / name).exists()]
             with replacing(record, is_synced=False) as temporary:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in last), "utf-8")
+            _compacted[record] = record.stat().st_size
 
 
 def looks(path: Path, follows: bool = False) -> list[int]:

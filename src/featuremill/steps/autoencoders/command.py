@@ -128,7 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         num_ranks = gpus.of_all() or 1
         options = _options(arguments)
-        train.show(arguments.run_folder, arguments.vectors, options, num_ranks, arguments.json)
+        train.print_estimate(
+            arguments.run_folder, arguments.vectors, options, num_ranks, arguments.json
+        )
     elif arguments.act == "encode":
         from featuremill.steps.autoencoders.encode import encode
 

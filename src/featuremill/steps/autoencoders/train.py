@@ -348,7 +348,9 @@ def needed(
     return Needed(device, host, num_bytes, 3 * FLOAT * parameters, FLOAT * parameters)
 
 
-def show(root: Path, column: str | None, options: Options, num_ranks: int, as_json: bool) -> None:
+def print_estimate(
+    root: Path, column: str | None, options: Options, num_ranks: int, as_json: bool
+) -> None:
     """Print the memory of a training on the run in `root`."""
     options.check()
     refuse_other_count(num_ranks)

@@ -104,7 +104,7 @@ def read_card(folder: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def find(folder: Path, column: str) -> Kept | None:
+def read_kept(folder: Path, column: str) -> Kept | None:
     """Return the map of `column` in `folder`, or None if it is missing or not of these values."""
     card = read_card(folder)
     digest = made_of(folder)

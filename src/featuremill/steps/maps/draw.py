@@ -26,7 +26,7 @@ from featuremill.kit.ids import accessions
 from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share
 from featuremill.steps.maps import plane
-from featuremill.steps.maps.command import Kept, find, keep, made_of
+from featuremill.steps.maps.command import Kept, keep, made_of, read_kept
 from featuremill.steps.maps.section import Maps
 
 FIELDS = re.compile(r"\s(?:OS|OX|GN|PE|SV|Tax|TaxID|RepID|n)=")
@@ -144,7 +144,7 @@ def _base64(numbers: npt.NDArray[Any]) -> str:
 
 def _stored_or_new(shown: Shown) -> Kept | None:
     """Return the stored map; if there are few records and openTSNE is installed, compute it."""
-    if kept := find(shown.folder, shown.column):
+    if kept := read_kept(shown.folder, shown.column):
         return kept
     is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
     digest = made_of(shown.folder)

@@ -34,9 +34,8 @@ from featuremill.steps.transfer.again import Column, Drawn, Stored, again, paylo
 
 TABLES = ("parquet", "parquet_dataset")
 DIFFERS = 1
-MOST_SHOWN = 20
 MOST_NAMED = 20
-"""The most ids that are listed per problem."""
+"""The most problems that are listed, and the most ids per problem."""
 DESCRIPTION = (
     "Check the results of a run, such as a folder from a colleague: every digest and count, and "
     "some records computed again on this machine, beside what the results hold."
@@ -133,9 +132,9 @@ def _print(
         how = "named" if drawn.seed is None else f"drawn by --seed {drawn.seed}"
         lines.append(f"{counted(len(drawn.records), 'record')} computed again, {how}:")
         lines += [f"  {column.line}" for column in columns]
-    lines += [f"differs: {problem}" for problem in problems[:MOST_SHOWN]]
-    if len(problems) > MOST_SHOWN:
-        lines.append(f"… and {len(problems) - MOST_SHOWN:,} more; --json has all.")
+    lines += [f"differs: {problem}" for problem in problems[:MOST_NAMED]]
+    if len(problems) > MOST_NAMED:
+        lines.append(f"… and {len(problems) - MOST_NAMED:,} more; --json has all.")
     lines.append("The results differ." if problems else "The results hold.")
     sys.stdout.write("\n".join(lines) + "\n")
 

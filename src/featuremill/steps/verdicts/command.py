@@ -21,7 +21,7 @@ from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads.card import IS_SEEN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.options import SUMMARY
-from featuremill.steps.verdicts import SECTION, page
+from featuremill.steps.verdicts import SECTION
 from featuremill.steps.verdicts.contigs import (
     Counts,
     Label,
@@ -100,6 +100,8 @@ def write(
     Raises:
         UserError: the translation or the predictions are incomplete, or do not match.
     """
+    from featuremill.steps.verdicts import page  # here: it imports altair, which --help needs not
+
     if output.suffix != ".tsv":
         raise UserError(f"{output}: verdicts are a .tsv; give --output a name that ends so.")
     translation = whole(folder)

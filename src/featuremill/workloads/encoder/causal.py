@@ -287,7 +287,7 @@ def tried(compute: Callable[[], Result]) -> Result:
 
 def prove(encoder: Any, tokens_T: Tensor) -> None:
     """Compute an example in fp32 whole, its first half, and with eager attention, and compare each
-    layer. The `encoder` is an `loader.Encoder`.
+    layer. The `encoder` is a `loader.Encoder`.
 
     Raises:
         NotProven: if that fails, states have another shape, or they differ.
