@@ -72,7 +72,7 @@ EXECUTORS = ("lsf", "slurm")
 """The executors of our profiles, which are also extras of featuremill."""
 LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
-    "|cleanup|delete|generate|export|containerize$|print-compilation$)|-[SDl]$"
+    "|cleanup|delete|generate|containerize$|print-compilation$)|-[SDl]$"
 )
 """Options (or beginnings of options) with which Snakemake runs no job of featuremill."""
 REPORTS, AFTER_RUN = "--report", "--report-a"
@@ -153,15 +153,11 @@ def only_looks() -> bool:
     return any(map(LOOKING.match, words))
 
 
+@or_return(False)
 def only_touches(workflow: Any) -> bool:
     """Return whether Snakemake only sets the times of outputs. Before its first job, this is seen
     only if the command line has `--touch`, `-t` or `--executor touch`."""
-    return bool(command_line.TOUCHING.search(" ".join(sys.argv[1:]))) or _touches(workflow)
-
-
-@or_return(False)
-def _touches(workflow: Any) -> bool:
-    return bool(workflow.touch)
+    return bool(command_line.TOUCHING.search(" ".join(sys.argv[1:])) or workflow.touch)
 
 
 def may_execute(workflow: Any) -> bool:

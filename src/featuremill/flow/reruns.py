@@ -214,9 +214,8 @@ def _rerun_damaged(
 def rerun_steps(workflow: Any, project: ProjectConfig) -> None:
     """Rerun the steps and reports whose options or inputs have changed, or whose files are damaged.
     Record the present inputs of files that have no record."""
-    if not internals.is_main(workflow) or internals.only_looks():
-        return
-    if internals.only_touches(workflow):
+    is_idle = internals.only_looks() or internals.only_touches(workflow)
+    if is_idle or not internals.is_main(workflow):
         return
     reports = [products.reported(run, Path(run.folder)) for run in project.runs.values()]
     is_dry, remade = internals.is_dry(workflow), set[str]()

@@ -26,17 +26,8 @@ FILES = ("results/", "weights/")
 """Prefixes of files that may be targets."""
 FORCING = {"--forcerun", "-R"}
 ONCE = FORCING | {
-    "--until",
-    "-U",
-    "--omit-from",
-    "-O",
-    "--allowed-rules",
-    "--batch",
-    "--consider-ancient",
-    "--prioritize",
-    "-P",
-    "-q",
-    "--quiet",
+    *("--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch", "-q", "--quiet"),
+    *("--consider-ancient", "--prioritize", "-P"),
 }
 """Snakemake's options for one call, which take values."""
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--conda-create-envs-only"}
