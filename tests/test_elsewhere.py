@@ -156,6 +156,20 @@ def test_what_is_elsewhere_already_is_moved_by_the_words_of_the_message(folder):
     assert "done" in folder.say("status", "../new/one/my")
 
 
+def test_files_that_were_moved_within_the_project_are_still_the_runs(folder):
+    folder.run()
+    folder.follow(folder.run("--results", "scratch", status=2))
+    assert "Nothing to be done" in folder.run("--results", "scratch")
+    assert ids(folder.folder / "scratch" / "my") == ["p1", "p2"]
+    folder.write("other.yaml", run="other")
+    folder.type("featuremill", "run", "other.yaml", "--cores", "1")
+    by_hand = folder.folder / "results" / "other"
+    by_hand.rename(folder.folder / "scratch" / "other")
+    by_hand.symlink_to(folder.folder / "scratch" / "other")
+    said = folder.type("featuremill", "run", "other.yaml", "--cores", "1").text
+    assert "Nothing to be done" in said
+
+
 def test_two_runs_never_share_a_folder(folder, environment):
     folder.write(results=str(folder.disk))
     folder.run()

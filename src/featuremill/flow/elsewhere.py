@@ -77,7 +77,8 @@ def _moving(link: Path, is_there: Path, wanted: Path) -> str:
 
 def _refuse_taken(link: Path, folder: Path) -> None:
     other = run_lock.link_to(folder)
-    if other is None and any(map(run_lock.read, (folder, *runs_below(folder)))):
+    is_own = run_lock.path_of(folder) == run_lock.path_of(link)  # moved within the project
+    if not (other or is_own) and any(map(run_lock.read, (folder, *runs_below(folder)))):
         other = folder
     if other is not None and not (link.is_symlink() and other == link.absolute()):
         remedy = "give this one another `run:`, or have its results in another folder."
