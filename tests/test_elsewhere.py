@@ -139,6 +139,21 @@ def test_a_module_has_them_there_too(folder):
     assert "Nothing to be done" in folder.type("snakemake", "--cores", "1").text
 
 
+def test_status_names_the_reports_that_the_workflow_of_a_module_does_not_make(folder):
+    one = {"workload": "composition", "outputs": "parquet"}
+    config = {"run": "my", "inputs": "my.fa", "features": {"one": one, "two": one}}
+    (folder.folder / "Snakefile").write_text(
+        "from featuremill import SNAKEFILE\n"
+        f"module mill:\n    snakefile: SNAKEFILE\n    config: {json.dumps(config)}\n"
+        "use rule * from mill as mill_*\n"
+        "rule mine:\n    default_target: True\n"
+        '    input: expand("results/my/{x}/embeddings.parquet", x=["one", "two"])\n'
+    )
+    folder.type("snakemake", "--cores", "1")
+    commands = [f"  featuremill report results/my/{name}" for name in ("one", "two")]
+    assert folder.say("status", "results/my").splitlines()[-3:] == ["Type next", *commands]
+
+
 def test_what_is_elsewhere_already_is_moved_by_the_words_of_the_message(folder):
     folder.run()
     said = folder.run("--results", folder.disk, status=2)

@@ -226,12 +226,13 @@ CHANGED = {
 }
 
 
-def test_a_dry_run_names_each_step_that_is_made_again(desk):
+@pytest.mark.parametrize("dry", ["-n", "--executor=dryrun"])
+def test_a_dry_run_names_each_step_that_is_made_again(desk, dry):
     write(**CHANGED)
     for name in READ:
         edited(Path(name), "older")
     before = {path: path.stat().st_mtime_ns for path in desk.folder.rglob("results/my/*")}
-    said = desk.type("featuremill", "run", "my.yaml", "-c", "2", "-n").text
+    said = desk.type("featuremill", "run", "my.yaml", "-c", "2", dry).text
     for label, file in OTHERS.items():
         assert f"{label}: {file}" in said
     for label in ("verdicts", "virnucpro", "maps.proteins", "autoencoders.s"):

@@ -141,8 +141,9 @@ def is_imported(workflow: Any) -> bool:
 
 @or_return(True)
 def is_dry(workflow: Any) -> bool:
-    """Return whether this is a dry run (`-n`)."""
-    return bool(workflow.output_settings.dryrun)
+    """Return whether this is a dry run (`-n`, `--executor dryrun`)."""
+    is_typed = command_line.DRY_EXECUTOR.search(" ".join(sys.argv[1:]))
+    return bool(is_typed or workflow.output_settings.dryrun)
 
 
 def only_looks() -> bool:

@@ -138,4 +138,4 @@ class Commands:
     def report(self) -> list[str]:
         if self.is_snakemakes and not self._is_imported:  # the importing one may need no report
             return self.fixing([])
-        return [f"featuremill report {self._run}"]
+        return [f"featuremill report {shlex.quote(str(shown(self._root)))}"]

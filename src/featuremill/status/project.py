@@ -172,8 +172,8 @@ def _what_to_type(state: ProjectState) -> list[str]:
     is_blocked = any(run.needs == "retry" and run.exit_status == NOT_DONE for run in state.begun)
     is_done = state.exit_status != NOT_DONE
     retries = is_blocked or (is_done and any(run.needs == "retry" for run in state.begun))
-    if is_done and not any(run.needs for run in state.begun):
-        return []
+    if is_done and all(run.needs in ("", "report") for run in state.begun):
+        return [*dict.fromkeys(command for run in state.begun for command in run.next)]
     forced = dict.fromkeys(rule for run in state.begun for rule in run.forced)
     fixes = [p.fix for run in state.begun if run.needs == "run" for p in run.problems]
     retry = [f"featuremill retry {shlex.quote(str(state.runs.path))}"] if retries else []

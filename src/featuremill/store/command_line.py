@@ -33,6 +33,7 @@ ONCE = FORCING | {
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--conda-create-envs-only"}
 TOUCHING = re.compile(r"(?<!\S)(--touch|-t|(--executor|-e)[= ]?touch)(?!\S)")
 """The options with which Snakemake only sets the times of outputs."""
+DRY_EXECUTOR = re.compile(r"(?<!\S)(--executor|-e)[= ]?dryrun(?!\S)")
 RERUNNING = {RERUN, "--ri"}
 DIRECTORY = {"--directory", "-d"}
 VARIABLE = re.compile(r"[A-Z_]+=")
