@@ -19,6 +19,7 @@ from plans import delivery_json
 from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 from report_runs import Page, points_of
 
+import featuremill
 from featuremill.config import validate
 from featuremill.flow.preflight import write_run
 from featuremill.flow.refusals import refuse_another_config
@@ -446,6 +447,18 @@ def test_a_wrong_config_is_one_sentence(tmp_path, environment):
     (workflow.folder / "config.yaml").write_text(wrong)
     said = workflow(status=1)
     assert "shard" in said and "did you mean" in said and "Traceback" not in said
+
+
+def test_typed_keys_change_the_config_of_a_checkout_unless_they_name_records(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, RECORDS)
+    (workflow.folder / "config").mkdir()
+    (workflow.folder / "config.yaml").rename(workflow.folder / "config" / "config.yaml")
+    words = [word for word in workflow.words() if word not in ("--configfile", "config.yaml")]
+    workflow.type(*words, "--config", "run=other")
+    assert len(featuremill.load(workflow.folder / "results" / "other")) == len(RECORDS)
+    alone = ("run=alone", "inputs=in.fa", "workload=composition")  # without the options of poison
+    said = workflow.type(*words, "-n", "--config", *alone).text
+    assert "results/alone/plan.json" in said and "results/other" not in said
 
 
 def test_a_dry_run_reads_no_input_and_writes_nothing(tmp_path, environment):
