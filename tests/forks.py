@@ -271,17 +271,22 @@ def _fork_for(connection, programs):
         return False
     if not request:
         return False
+    has_session, its_end = os.pipe()
     pid = os.fork()
     if not pid:
         signal.set_wakeup_fd(-1)
         os.setsid()
+        os.close(its_end)
+        os.close(has_session)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         words, folder, environment = json.loads(request)
         os.chdir(folder)
         _leave(words, environment, ())
-    for stream in streams:
+    for stream in (*streams, its_end):
         os.close(stream)
+    os.read(has_session, 1)  # its end; a signal to the group of the process finds it then
+    os.close(has_session)
     programs[pid] = connection
     connection.send(str(pid).encode())
     return True
