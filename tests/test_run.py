@@ -19,7 +19,7 @@ from featuremill.config import validate
 from featuremill.config.products import WITHOUT_EFFECT, counted
 from featuremill.config.project import runs_of
 from featuremill.flow import jobs, preflight, screen
-from featuremill.flow.refusals import asks_for_less, check_settings
+from featuremill.flow.refusals import asks_for_less, check_cores
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
 from featuremill.flow.summary import closing
 from featuremill.status.commands import Commands, Fix
@@ -245,9 +245,9 @@ def test_no_cores_are_refused_where_snakemake_would_wait_for_ever():
         settings = SimpleNamespace(cores=cores)
         return SimpleNamespace(nodes=None, remote_exec=False, resource_settings=settings)
 
-    check_settings(told(1))
+    check_cores(told(1))
     with pytest.raises(RefusedError, match="--cores 0: no job could run"):
-        check_settings(told(0))
+        check_cores(told(0))
 
 
 def test_a_quota_of_a_container_limits_the_cores(tmp_path, monkeypatch):

@@ -33,7 +33,8 @@ def prepare(workflow: Any, run: Run) -> None:
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if is_done or not internals.executes(workflow):
         return
-    refusals.check_settings(workflow)
+    refusals.check_cores(workflow)
+    refusals.refuse_default_storage(workflow)
     refusals.refuse_without_packages(workflow, run)
     refusals.refuse_without_gpu(workflow, run)
     elsewhere.link_results(run)
@@ -41,6 +42,7 @@ def prepare(workflow: Any, run: Run) -> None:
     working = run_lock.working_folder(Path(run.folder))
     files = () if is_imported else internals.config_files(workflow)
     path = ", ".join(os.path.relpath(file, working) for file in files)
+    refusals.refuse_run_in_run(run)
     refusals.refuse_another_config(run, path)
     is_touch = internals.only_touches(workflow)
     if is_touch and not is_imported:

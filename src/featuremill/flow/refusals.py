@@ -39,10 +39,8 @@ Snakemake has its settings later."""
 log = internals.log
 
 
-def check_settings(workflow: Any) -> None:
-    """Refuse `--cores 0`, with which Snakemake never ends; warn of more than a container has.
-    Refuse a default storage provider: the store is not declared to Snakemake and would stay here,
-    while the plan is elsewhere."""
+def check_cores(workflow: Any) -> None:
+    """Refuse `--cores 0`, with which Snakemake never ends; warn of more than a container has."""
     cores = internals.cores_here(workflow)
     if cores == 0:
         raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
@@ -52,6 +50,11 @@ def check_settings(workflow: Any) -> None:
             f"--cores {cores}: this container may use {available} at once, so jobs would slow each "
             f"other; --cores {available} is faster."
         )
+
+
+def refuse_default_storage(workflow: Any) -> None:
+    """Refuse a default storage provider: the store is not declared to Snakemake and would stay
+    here, while the plan is elsewhere."""
     if internals.default_storage(workflow) is not None:
         raise RefusedError(
             "--default-storage-provider takes a run's files away from its store, which has to "
@@ -112,6 +115,20 @@ def refuse_without_gpu(workflow: Any, run: Run) -> None:
         devices_for(run.device)
 
 
+def refuse_run_in_run(run: Run) -> None:
+    """Refuse several sets of features in the folder of a single run, and the reverse: `clean` would
+    remove both."""
+    name, _, is_one_of_several = run.run.partition("/")
+    above = Path(run.folder).parent
+    if is_one_of_several and (above / "plan.json").exists():
+        other = f"{above} is the folder of a run without 'features:'"
+    elif not is_one_of_several and runs_below(Path(run.folder)):
+        other = f"{run.folder} is the folder of a config with 'features:'"
+    else:
+        return
+    raise RefusedError(f"run: {name}: {other}; give this one another `run:`.")
+
+
 def refuse_touch_without_plan(run: Run) -> None:
     """Refuse `--touch` without a plan: Snakemake would not see which receipts to touch."""
     path = Results(Path(run.folder)).plan
@@ -120,21 +137,9 @@ def refuse_touch_without_plan(run: Run) -> None:
 
 
 def refuse_another_config(run: Run, path: str) -> None:
-    """Refuse several sets of features in the folder of a single run, and the reverse: `clean` would
-    remove both.
-
-    Refuse to replace the results of another config whose run has the same name: of another file
+    """Refuse to replace the results of another config whose run has the same name: of another file
     with other inputs, another workload, or options that give other values. An edited, renamed or
-    moved config is accepted. Without plan.json there is nothing to replace.
-    """
-    name, _, is_one_of_several = run.run.partition("/")
-    above, other = Path(run.folder).parent, ""
-    if is_one_of_several and (above / "plan.json").exists():
-        other = f"{above} is the folder of a run without 'features:'"
-    elif not is_one_of_several and runs_below(Path(run.folder)):
-        other = f"{run.folder} is the folder of a config with 'features:'"
-    if other:
-        raise RefusedError(f"run: {name}: {other}; give this one another `run:`.")
+    moved config is accepted. Without plan.json there is nothing to replace."""
     last = run_lock.read(Path(run.folder))
     is_planned = Results(Path(run.folder)).plan.exists()
     if not (path and last and last.config and is_planned):
