@@ -21,7 +21,7 @@ from featuremill.inputs.letters import (
 )
 
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
-"""That of protein language models: the 20 amino acids, X B U Z O, and the gaps '.' and '-'."""
+"""The letters of protein language models: 20 amino acids, X B U Z O, and the gaps '.' and '-'."""
 GAPS = "gaps (- or .) are kept and count as residues"
 INSERTIONS = "small letters beside gaps, as .a3m writes insertions, are read as residues"
 END_DROPPED = "* at the end dropped"

@@ -79,8 +79,10 @@ def _is_recorded(
     are not valid, the last line of a record."""
     if path.is_symlink() or not path.is_file():
         return False
-    found = [lines if are_older_valid else lines[-1:] for *_, lines in _entries(path, read)]
-    stamp, lines = looks(path), [*itertools.chain.from_iterable(found)]
+    lines = list[dict[str, Any]]()
+    for *_, of_record in _entries(path, read):
+        lines += of_record if are_older_valid else of_record[-1:]
+    stamp = looks(path)
     if any(line["seen"] == stamp for line in lines):
         return True
     digests = {line["sha256"] for line in lines if line["seen"][0] == stamp[0]}
@@ -150,7 +152,7 @@ def discard(path: Path, say: Say = log.warning) -> None:
     """Remove the files at `path` that featuremill wrote; the others stay, with a warning."""
     is_folder = path.is_dir() and not path.is_symlink()
     inside = contents(path) if is_folder else [path] if os.path.lexists(path) else []
-    ours = inside if is_ours(path) else [file for file in inside if is_ours(file)]
+    ours = [file for file in inside if is_ours(file)]
     if len(ours) == len(inside):
         remove(path)
         return
@@ -227,8 +229,8 @@ def digests_at(path: Path) -> dict[str, str]:
 
 def latest(path: Path) -> dict[str, Any] | None:
     """Return the last line of the records about the file at `path`."""
-    found = [lines for *_, lines in _entries(path) if lines]
-    return found[-1][-1] if found else None
+    lines = [line for *_, of_record in _entries(path) for line in of_record]
+    return lines[-1] if lines else None
 
 
 @contextlib.contextmanager
