@@ -375,6 +375,11 @@ def keep_own_profile_quiet() -> None:
     vars(cli)["print"] = say
 
 
+def sentence_of(error: OSError) -> str:
+    """Return the message of an error of the file system; without its file, of this folder."""
+    return f"{error.filename or Path.cwd()}: {error.strerror}; fix that first."
+
+
 def report_full_disks() -> None:
     """Print one sentence about a full disk, where Snakemake and logging print tracebacks."""
     api = importlib.import_module("snakemake.api")
@@ -382,8 +387,7 @@ def report_full_disks() -> None:
 
     def print_exception(error: BaseException, *more: Any) -> None:
         if isinstance(error, OSError) and error.errno in FULL:
-            file = error.filename or Path.cwd()
-            print(f"error: {file}: {error.strerror}; fix that first.", file=sys.stderr)
+            print(f"error: {sentence_of(error)}", file=sys.stderr)
         elif printed:
             printed(error, *more)
 

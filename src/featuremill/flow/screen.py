@@ -67,8 +67,7 @@ def refusing(where: str = "", hint: str = "") -> Iterator[None]:
     except BlockingIOError:  # the caller asks for a lock and reports more
         raise
     except OSError as error:
-        file = error.filename or Path.cwd()
-        raise RefusedError(f"{file}: {error.strerror}; fix that first.", 1) from None
+        raise RefusedError(internals.sentence_of(error), 1) from None
 
 
 @contextlib.contextmanager
